@@ -1,0 +1,256 @@
+"""Every key that an experiment's YAML file may have. Unknown keys are errors.
+
+The names of batch sizes are the same everywhere: `prompts_per_step`, `samples_per_prompt`, `minibatch` (one optimiser
+step, in samples) and `microbatch_tokens` (one forward pass, in tokens, padding included).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, with no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- data -----------------------------------------------------------------------------------------------------------
+
+Form = Literal["ratings", "prompt_completion", "messages", "preference", "kto"]
+
+
+class Source(Section):
+    """One data set: a file under `data.path`, or an id on the datasets hub."""
+
+    file: str | None = Field(None, description="path under data.path")
+    hub: str | None = Field(None, description="id of a data set on the hub, read by the datasets library")
+    hub_split: str = "train"
+    form: Form
+    format: Literal["auto", "jsonl", "json", "csv", "tsv", "parquet"] = "auto"
+    header: list[str] | None = Field(None, description="column names of a csv or tsv file that has no header line")
+    columns: dict[str, str] = Field(default_factory=dict, description="our column name -> the file's column name")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Source:
+        if (self.file is None) == (self.hub is None):
+            raise ValueError("give exactly one of 'file' and 'hub'")
+        return self
+
+
+class Split(Section):
+    """Shares of the rows, by a stable hash of the text; the rest is for training."""
+
+    validation: Fraction = 0.05
+    test: Fraction = 0.1
+
+
+class RatingPairs(Section):
+    """How rated texts become pairs for the reward model."""
+
+    margin: NonNegative = Field(1.0, description="least difference of the two human ratings")
+    per_text: Positive = Field(2, description="pairs in which each text takes the better part, at most")
+
+
+class Data(Section):
+    """What `prepare` reads and how it renders it."""
+
+    path: str = Field("data", description="the folder that DVC tracks; its digests stand in <path>.dvc")
+    sources: Annotated[list[Source], Field(min_length=1)]
+    split: Split = Split()
+    prompt_words: Positive = Field(4, description="opening words of a rated text that make its prompt")
+    max_prompt_tokens: Positive = 64
+    max_completion_tokens: Positive = 64
+    too_long_prompt: Literal["error", "drop", "truncate_left"] = "error"
+    rating_pairs: RatingPairs = RatingPairs()
+    vocabulary: Annotated[int, Field(ge=260)] = Field(2048, description="size of the built-in base's own tokenizer")
+
+
+# --- model ----------------------------------------------------------------------------------------------------------
+
+
+class Model(Section):
+    """The base model, and how every stage loads a model."""
+
+    base: str = Field(description="'built-in: tiny', a local folder, or an id on the model hub")
+    revision: str | None = None
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    trust_remote_code: bool = False
+
+
+class Generation(Section):
+    """Sampling for training and evaluation: temperature alone."""
+
+    max_new_tokens: Positive = 32
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    generation_batch: Positive = Field(64, description="sequences generated at once")
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+class Training(Section):
+    """What every training stage can set."""
+
+    steps: Positive
+    learning_rate: Annotated[float, Field(gt=0)]
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    minibatch: Positive = Field(16, description="samples of one optimiser step")
+    microbatch_tokens: Positive = Field(4096, description="tokens of one forward pass, padding included")
+    checkpoint_every: Positive = Field(10, description="steps between two checkpoints")
+
+
+class SFT(Training):
+    """Supervised fine-tuning of the base on prompt and completion; the loss is on the completion."""
+
+    steps: Positive = 100
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+
+
+class RewardModel(Training):
+    """Bradley-Terry reward model: a scalar head on the SFT model's trunk."""
+
+    steps: Positive = 100
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+
+
+class Sample(Generation):
+    """Completions of the SFT model, from which `rank` makes preferences."""
+
+    prompts: Positive = 256
+    samples_per_prompt: Annotated[int, Field(ge=2)] = 4
+
+
+class Rank(Section):
+    """Preference pairs and KTO labels from samples scored by the reward model."""
+
+    least_gap: NonNegative = Field(0.0, description="least difference of reward between chosen and rejected")
+    score_batch_tokens: Positive = 8192
+
+
+class RunBase(Training):
+    """What every run of `runs:` can set."""
+
+    seed: int | None = Field(None, description="instead of the experiment's seed")
+
+
+class Offline(RunBase):
+    """Runs that learn from stored preferences."""
+
+    steps: Positive = 100
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    preferences: Literal["ranked", "data"] = Field("ranked", description="made by `rank`, or given in the data")
+    beta: Annotated[float, Field(gt=0)] = 0.1
+
+
+class DPO(Offline):
+    """Direct preference optimisation, sigmoid loss."""
+
+    method: Literal["dpo"]
+
+
+class KTO(Offline):
+    """Kahneman-Tversky optimisation."""
+
+    method: Literal["kto"]
+    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Online(RunBase, Generation):
+    """Runs that learn from what the policy samples while it trains."""
+
+    steps: Positive = 50
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    prompts_per_step: Positive = 8
+    samples_per_prompt: Positive = 4
+    epochs: Positive = Field(1, description="passes over each step's samples")
+    kl_coef: NonNegative = 0.05
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    truncated_penalty: NonNegative = Field(0.0, description="taken from the reward of a sample cut by the length limit")
+
+
+class PPO(Online):
+    """Proximal policy optimisation with a critic; the KL penalty is part of the reward."""
+
+    method: Literal["ppo"]
+    samples_per_prompt: Positive = 1
+    prompts_per_step: Positive = 32
+    critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
+    lam: Annotated[float, Field(ge=0, le=1)] = 0.95
+    value_clip: Annotated[float, Field(gt=0)] = 0.2
+
+
+class GRPO(Online):
+    """Group-relative policy optimisation; the KL penalty is a term of the loss."""
+
+    method: Literal["grpo"]
+    samples_per_prompt: Annotated[int, Field(ge=2)] = 8
+    scale_by_std: bool = True
+    aggregation: Literal["token-mean", "sequence-mean"] = "sequence-mean"
+
+
+Run = Annotated[Union[DPO, KTO, PPO, GRPO], Field(discriminator="method")]
+
+
+# --- the rest -------------------------------------------------------------------------------------------------------
+
+
+class Evaluation(Generation):
+    """The same held-out prompts for the SFT model and every run."""
+
+    prompts: Positive = 128
+    bootstrap: Positive = Field(1000, description="resamples of the 95 % intervals")
+
+
+class Tracking(Section):
+    """MLflow. The environment's MLFLOW_TRACKING_URI wins over `uri`."""
+
+    uri: str | None = Field(None, description="where metrics go; without it, SQLite under results/")
+    system_metrics: bool = True
+
+
+class Resources(Section):
+    """What the stages may use. Threads, device and precision decide bytes, so they come from here alone."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: Positive = Field(1, description="CPU threads of each training or generating stage")
+    gpus: Positive = Field(1, description="GPUs of each training or generating stage, where device is cuda")
+    mem_mb: Positive = 4000
+    image: Literal["cpu", "cuda121"] = "cpu"
+
+
+class Config(Section):
+    """One experiment: one comparison of any number of runs."""
+
+    experiment: Name
+    seed: int = 0
+    data: Data
+    model: Model
+    sft: SFT = SFT()
+    reward_model: RewardModel = RewardModel()
+    sample: Sample = Sample()
+    rank: Rank = Rank()
+    runs: Annotated[dict[Name, Run], Field(min_length=1)]
+    evaluation: Evaluation = Evaluation()
+    tracking: Tracking = Tracking()
+    resources: Resources = Resources()
+
+    @model_validator(mode="after")
+    def _names(self) -> Config:
+        if "sft" in self.runs:
+            raise ValueError("runs.sft: this name is the baseline's; give the run another one")
+        return self
