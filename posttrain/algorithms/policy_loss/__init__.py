@@ -1,0 +1,1 @@
+"""Policy losses, one per file."""

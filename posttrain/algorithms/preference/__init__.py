@@ -1,0 +1,1 @@
+"""Losses on pairs and labels, one per file."""
