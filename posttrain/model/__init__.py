@@ -1,0 +1,1 @@
+"""Language models: loading, the padded batch, log-probabilities, scalar heads and export."""

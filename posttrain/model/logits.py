@@ -1,0 +1,104 @@
+"""What the whole project does with logits: temperature, log-probabilities of given tokens, entropy, and drawing a token.
+
+Everything here works in float32 whatever the model's precision, and on a bounded number of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Elements of a float32 working copy: 4 MiB, about what stays in a core's cache.
+CHUNK_ELEMENTS = 1 << 20
+
+
+def scale(logits: Tensor, temperature: float) -> Tensor:
+    """Float32 logits divided by `temperature`: the only place where a temperature acts.
+
+    Raises:
+        ValueError: the temperature is not above zero.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above zero, not {temperature}")
+    return logits.float() if temperature == 1 else logits.float() / temperature
+
+
+def selected_log_probs(
+    logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, with_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of `targets` [M] under the rows `rows` [M] of `logits` [N, V], and those rows' entropies.
+
+    Returns two float32 tensors [M], in nats; the second is zero without `with_entropy`. Forward and backward hold one
+    chunk of rows in float32; the gradient that reaches `logits` has their dtype.
+    """
+    log_probs, entropy = _SelectedLogProbs.apply(logits, rows, targets, temperature, with_entropy)
+    return log_probs, entropy
+
+
+def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Draws one token per row by the inverse of the distribution function, from `uniforms` [B] in [0, 1), float64.
+
+    `logits` is [B, V]. Returns the ids [B] and their log-probabilities [B] (float32, after temperature). A token whose
+    probability is zero in float32 is never drawn.
+    """
+    log_probs = scale(logits, temperature).log_softmax(-1)
+    cumulative = log_probs.exp().cumsum(-1, dtype=torch.float64)
+    total = cumulative[:, -1]
+    # Below the total even after rounding, so that the first entry above the point exists and has a share of its own.
+    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    ids = torch.searchsorted(cumulative, points[:, None], right=True)
+    return ids[:, 0], log_probs.gather(1, ids)[:, 0]
+
+
+def best(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The most probable token of each row of `logits` [B, V], and its log-probability after temperature."""
+    ids = logits.argmax(-1, keepdim=True)
+    return ids[:, 0], scale(logits, temperature).log_softmax(-1).gather(1, ids)[:, 0]
+
+
+class _SelectedLogProbs(torch.autograd.Function):
+    """log p_y = s_y - logsumexp(s) and H = logsumexp(s) - sum p s, with s the scaled logits.
+
+    d log p_y / d s_j = [j = y] - p_j and d H / d s_j = -p_j (log p_j + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        log_probs = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+        entropy = torch.zeros_like(log_probs)
+        normaliser = torch.empty_like(log_probs)
+        for part in _chunks(len(rows), logits.shape[1]):
+            scaled = scale(logits[rows[part]], temperature)
+            normaliser[part] = scaled.logsumexp(-1)
+            log_probs[part] = scaled.gather(1, targets[part, None])[:, 0] - normaliser[part]
+            if with_entropy:
+                entropy[part] = normaliser[part] - (scaled.softmax(-1) * scaled).sum(-1)
+        ctx.save_for_backward(logits, rows, targets, normaliser, entropy)
+        ctx.temperature, ctx.with_entropy = temperature, with_entropy
+        return log_probs, entropy
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+        logits, rows, targets, normaliser, entropy = ctx.saved_tensors
+        gradient = torch.zeros_like(logits)
+        for part in _chunks(len(rows), logits.shape[1]):
+            log_p = scale(logits[rows[part]], ctx.temperature) - normaliser[part, None]
+            p = log_p.exp()
+            weight = grad_log_probs[part, None]
+            if ctx.with_entropy:
+                weight = weight + grad_entropy[part, None] * (log_p + entropy[part, None])
+            piece = (-p * weight).scatter_add_(1, targets[part, None], grad_log_probs[part, None])
+            gradient[rows[part]] = (piece / ctx.temperature).to(gradient.dtype)
+        return gradient, None, None, None, None
+
+
+def _chunks(rows: int, width: int) -> Iterator[slice]:
+    size = max(1, CHUNK_ELEMENTS // width)
+    return (slice(start, start + size) for start in range(0, rows, size))

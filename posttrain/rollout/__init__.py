@@ -1,0 +1,1 @@
+"""Generation for training: the engine protocol, the manager and the buffer of samples."""
