@@ -19,7 +19,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 class Section(BaseModel):
     """A part of the configuration: immutable, with no unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""What a result was made from: digests, code slices, image ids, stage keys, manifests. Free of torch."""

@@ -1,0 +1,139 @@
+"""The code slice: a digest of the modules that a stage reaches, by static analysis, without importing any of them.
+
+What counts: imports anywhere in a module, also inside functions; the `__init__` of every package on the way; where a
+method is given, the modules named by its entry in the registry ("module:function"). What does not: imports under
+TYPE_CHECKING; and the modules in DATA, whose content is a table or a schema. Of these only the part that the stage is
+given matters, and that part is in the stage key itself: the slice of the config, and the method's resolved entry.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from posttrain.provenance.digests import text_digest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "posttrain"
+REGISTRY = "posttrain.algorithms.registry"
+DATA = frozenset(
+    {
+        REGISTRY,
+        "posttrain.config",
+        "posttrain.config.load",
+        "posttrain.config.schema",
+        "posttrain.cli",
+        "posttrain.__main__",
+    }
+)
+# Run on the host before any stage, or read results only: nothing in a stage's outputs comes from them.
+_REFERENCE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """`digest` of the files behind `modules` (name -> path) and of the method's entry."""
+
+    digest: str
+    modules: dict[str, Path]
+
+
+def code_slice(stage: str, method: str | None = None, root: Path = ROOT) -> Slice:
+    """The slice of `stage`, for post_train with the method of its run. `root` holds the package's folder.
+
+    Raises KeyError for an unknown method.
+    """
+    entry = _registry_entry(method) if method else {}
+    starts = [f"{PACKAGE}.stages.{stage}", f"{PACKAGE}.stages.runner", *_references(json.dumps(entry))]
+    modules = _reach(starts, root)
+    digests = {name: _parse(path, path.stat().st_mtime_ns, root)[0] for name, path in modules.items()}
+    content = {"modules": digests, "entry": entry}
+    return Slice(text_digest(json.dumps(content, sort_keys=True)), modules)
+
+
+def strangers(found: Slice) -> list[str]:
+    """Modules of ours that this process has imported although they are outside the slice."""
+    ours = {name for name in sys.modules if name.split(".")[0] == PACKAGE}
+    return sorted(ours - set(found.modules) - DATA)
+
+
+def _registry_entry(method: str) -> dict[str, object]:
+    """The registry is torch-free and imports no method, so it is simply read."""
+    return asdict(importlib.import_module(REGISTRY).METHODS[method])
+
+
+def _references(text: str) -> list[str]:
+    """Modules of the "module:function" references in a text."""
+    return [match[0].partition(":")[0] for match in _REFERENCE.finditer(text)]
+
+
+def _reach(starts: Iterable[str], root: Path) -> dict[str, Path]:
+    modules: dict[str, Path] = {}
+    waiting = list(starts)
+    while waiting:
+        name = waiting.pop()
+        waiting += [] if "." not in name else [name.rpartition(".")[0]]
+        path = _file(name, root)
+        if path is None or name in modules or name in DATA:
+            continue
+        modules[name] = path
+        waiting += _parse(path, path.stat().st_mtime_ns, root)[1]
+    return dict(sorted(modules.items()))
+
+
+def _file(name: str, root: Path) -> Path | None:
+    base = root.joinpath(*name.split("."))
+    for path in (base / "__init__.py", base.with_name(base.name + ".py")):
+        if path.is_file():
+            return path
+    return None
+
+
+@functools.lru_cache(maxsize=None)
+def _parse(path: Path, mtime: int, root: Path) -> tuple[str, tuple[str, ...]]:
+    """Digest of the file's bytes, and the names that it imports (modules, or things in them). Cached by time."""
+    content = path.read_bytes()
+    name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = dict.fromkeys(_imports(ast.parse(content, str(path)), package))
+    return text_digest(content.decode("utf-8")), tuple(found)
+
+
+def _imports(node: ast.AST, package: str) -> Iterator[str]:
+    """Names of ours that a piece of code imports or names as a "module:function" string."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.split(".")[0] == PACKAGE)
+    elif isinstance(node, ast.ImportFrom):
+        base = _absolute(node, package)
+        if base.split(".")[0] == PACKAGE:
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant):
+        if isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
+            yield from _references(node.value)
+    elif isinstance(node, ast.If) and _is_type_checking(node.test):
+        for child in node.orelse:
+            yield from _imports(child, package)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, package)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".")
+    return ".".join([*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])])
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )

@@ -1,0 +1,1 @@
+"""Where and how a stage's code runs: devices, threads, seeds, signals."""
