@@ -1,0 +1,79 @@
+"""`posttrain ui`: MLflow's own page for the project's store, on this machine only."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from posttrain.errors import UserError
+from posttrain.tracking.destination import DEFAULT_URI, Destination, mask
+
+HOST = "127.0.0.1"
+
+
+def main(argv: list[str]) -> int:
+    """Serve the store until Ctrl-C. Raises UserError where no run has been recorded yet."""
+    parser = argparse.ArgumentParser(prog="posttrain ui", description="Open the runs in MLflow's own page.")
+    parser.add_argument("--port", type=int, default=5000, help="a free one is taken where it is in use (0: any)")
+    parser.add_argument("--uri", help="the store; by default MLFLOW_TRACKING_URI, else SQLite under results/")
+    options = parser.parse_args(argv)
+    uri = options.uri or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    if uri.startswith(("http://", "https://")):
+        print(f"The runs are on a server: open {mask(uri)}", flush=True)
+        return 0
+    where = Destination("", uri, Path.cwd())
+    if where.database and not where.database.exists():
+        raise UserError(
+            f"{where.database}: no run has been recorded here; run an experiment first, or name the store with --uri"
+        )
+    return _serve(where, _free_port(options.port))
+
+
+def _serve(where: Destination, port: int) -> int:
+    command = [sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", where.client_uri]
+    if where.artifacts:
+        command += ["--default-artifact-root", where.artifacts]
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    # The store's relative artifact locations are resolved in the server's working folder: the project.
+    process = subprocess.Popen(command, cwd=where.root, env=environment)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        process.terminate()
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=_announce, args=(process, port), daemon=True).start()
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=10)
+
+
+def _announce(process: subprocess.Popen[bytes], port: int) -> None:
+    """Say the address as soon as the server answers."""
+    while process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection((HOST, port), timeout=1):
+            print(f"MLflow is at http://{HOST}:{port} (Ctrl-C ends it)", flush=True)
+            return
+        threading.Event().wait(0.2)
+
+
+def _free_port(wanted: int) -> int:
+    for port in (wanted, 0):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port))
+            return int(probe.getsockname()[1])
+    raise UserError(f"no free port on {HOST}; end another server or name one with --port")
