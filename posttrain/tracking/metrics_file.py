@@ -39,7 +39,7 @@ def safe_name(name: str) -> str:
 
 
 class MetricsFile:
-    """The writer. Opened again after a kill it drops a torn last line, and what is already there is not written twice."""
+    """The writer. Opened again after a kill, it drops a torn last line and does not write twice what is there."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

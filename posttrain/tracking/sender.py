@@ -108,6 +108,7 @@ class Sending:
     def finish(self, status: str) -> None:
         """End the run, and give its parent the same status."""
         self.send()
+        assert self.run_id
         if self._monitor:
             self._monitor.finish()
             self._monitor = None
@@ -116,7 +117,7 @@ class Sending:
         if status == "FINISHED":
             from posttrain.tracking import store
 
-            store.supersede(self.client, self.experiment, str(self.run_id), self.spec["stage"], self.spec["run"] or "")
+            store.supersede(self.client, self.experiment, self.run_id, self.spec["stage"], self.spec["run"] or "")
 
     def _parent(self, name: str) -> str:
         from posttrain.tracking import store
@@ -146,7 +147,7 @@ class Sending:
                 wanted.setdefault(point.key, set()).add((point.step, point.timestamp))
         missing = 0
         for key, points in wanted.items():
-            history = self.client.get_metric_history(self.run_id, key)
+            history = self.client.get_metric_history(str(self.run_id), key)
             missing += len(points - {(point.step, point.timestamp) for point in history})
         return missing, sum(map(len, wanted.values()))
 

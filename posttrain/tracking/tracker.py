@@ -63,7 +63,7 @@ class Tracker:
         self._warn()
 
     def summary(self, values: Mapping[str, float], run: str | None = None) -> None:
-        """Record final values. Those named `eval/*` become headline values of the run too (`run`, or the stage's own)."""
+        """Record final values. Those named `eval/*` become headlines of the run too (`run`, or the stage's own)."""
         self.file.summary(values, run)
         self._warn()
 
