@@ -23,12 +23,12 @@ class Method:
 METHODS: dict[str, Method] = {
     "dpo": Method(
         kind="preference",
-        trainer="posttrain.trainer.preference:PairTrainer",
+        trainer="posttrain.trainer.objectives.pairs:Pairs",
         parts={"loss": "posttrain.algorithms.preference.dpo:dpo_loss"},
     ),
     "kto": Method(
         kind="preference",
-        trainer="posttrain.trainer.preference:LabelTrainer",
+        trainer="posttrain.trainer.objectives.labels:Labels",
         parts={
             "loss": "posttrain.algorithms.preference.kto:kto_loss",
             "kl_baseline": "posttrain.algorithms.preference.kto:kl_baseline",
@@ -36,7 +36,7 @@ METHODS: dict[str, Method] = {
     ),
     "ppo": Method(
         kind="online",
-        trainer="posttrain.trainer.online:OnlineTrainer",
+        trainer="posttrain.trainer.objectives.actor_critic:ActorCritic",
         parts={
             "advantages": "posttrain.algorithms.advantages.gae:gae",
             "policy_loss": "posttrain.algorithms.policy_loss.clipped:clipped_policy_loss",
@@ -46,7 +46,7 @@ METHODS: dict[str, Method] = {
     ),
     "grpo": Method(
         kind="online",
-        trainer="posttrain.trainer.online:OnlineTrainer",
+        trainer="posttrain.trainer.objectives.groups:Groups",
         parts={
             "advantages": "posttrain.algorithms.advantages.group:group_advantages",
             "policy_loss": "posttrain.algorithms.policy_loss.clipped:clipped_policy_loss",

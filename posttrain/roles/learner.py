@@ -1,0 +1,102 @@
+"""One module that trains: gradients added up over micro-batches, clipped, and one AdamW step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.config.schema import Training
+from posttrain.errors import UserError
+from posttrain.roles.optim import adamw, learning_rate
+
+Metrics = dict[str, float]
+Stats = Mapping[str, Tensor | float]
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class Learner:
+    """Owns the parameters of `module` that train, their gradients and their optimiser state.
+
+    A parameter in half precision has a float32 master: it takes the gradients of all micro-batches and the optimiser's
+    steps, and is rounded into the module after each step. Frozen parameters have no state here.
+    """
+
+    def __init__(self, module: nn.Module, settings: Training, peak_rate: float) -> None:
+        self._parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise ValueError("no parameter of this module trains")
+        self._masters = {name: _master(p) for name, p in self._parameters.items()}
+        self._settings, self._peak_rate = settings, peak_rate
+        self._optimiser = adamw(self._masters, settings.weight_decay)
+
+    def update(self, losses: Iterable[tuple[Tensor, Stats]], step: int) -> Metrics:
+        """One optimiser step, at the learning rate of training step `step`, from the (loss, stats) of each micro-batch.
+
+        Losses and stats are the micro-batch's parts of the minibatch's value (normalised by global counts), so they
+        add up. Returns the sums, with `loss`, `grad_norm` (before clipping) and `learning_rate` among them.
+
+        Raises:
+            UserError: the gradient is not finite.
+        """
+        totals: dict[str, float] = {"loss": 0.0}
+        for loss, stats in losses:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._collect()
+            for name, value in {"loss": loss, **stats}.items():
+                totals[name] = totals.get(name, 0.0) + float(value)
+        totals["learning_rate"] = learning_rate(self._settings, self._peak_rate, step)
+        totals["grad_norm"] = self._step(totals["learning_rate"])
+        return totals
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The exact state: every training parameter and its moments, under `model/` and `optimiser/`."""
+        state = {f"model/{name}": p.detach() for name, p in self._masters.items()}
+        for name, p in self._masters.items():
+            state.update({f"optimiser/{name}/{moment}": self._optimiser.state[p][moment] for moment in MOMENTS})
+        return state
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Puts back what `tensors` gave; the caller has checked the keys."""
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self._write_back()
+
+    def _collect(self) -> None:
+        for name, master in self._masters.items():
+            parameter = self._parameters[name]
+            if master is parameter or parameter.grad is None:
+                continue
+            gradient = parameter.grad.to(master.dtype)
+            master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+            parameter.grad = None
+
+    def _step(self, rate: float) -> float:
+        masters = list(self._masters.values())
+        for master in masters:
+            # AdamW skips a parameter without a gradient; its step count would then depend on the data.
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        norm = float(nn.utils.clip_grad_norm_(masters, self._settings.max_grad_norm))
+        if not norm < float("inf"):
+            raise UserError(f"training diverged: the gradient's norm is {norm}; lower learning_rate or max_grad_norm")
+        for group in self._optimiser.param_groups:
+            group["lr"] = rate
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
+        self._write_back()
+        return norm
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for name, master in self._masters.items():
+            if master is not self._parameters[name]:
+                self._parameters[name].copy_(master)
+
+
+def _master(parameter: nn.Parameter) -> Tensor:
+    if parameter.dtype in (torch.float32, torch.float64):
+        return parameter
+    return parameter.detach().float().requires_grad_()

@@ -1,0 +1,23 @@
+"""The frozen policy that training is held close to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from posttrain.model.batch import Row, token_log_probs
+from posttrain.roles.batches import Forward, per_token
+
+
+class Reference:
+    """Owns a policy that never changes."""
+
+    def __init__(self, model: PreTrainedModel, forward: Forward) -> None:
+        self.model = model
+        self.forward = forward
+
+    def log_probs(self, rows: Sequence[Row]) -> Tensor:
+        """log p of every response token [N, R], nats, at the sampling temperature; zeros where there is no token."""
+        return per_token(rows, self.forward, lambda batch: token_log_probs(self.model, batch, self.forward.temperature))

@@ -1,0 +1,109 @@
+"""Training on stored preferences: a policy against the frozen copy of its own beginning."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posttrain.checkpoint.shards import Shards
+from posttrain.config.schema import Offline
+from posttrain.data.tables import read_table
+from posttrain.data.tokenizer import load_tokenizer
+from posttrain.errors import UserError
+from posttrain.model.batch import Row
+from posttrain.model.load import load_causal_lm
+from posttrain.roles.actor import Actor
+from posttrain.roles.batches import Forward
+from posttrain.roles.reference import Reference
+from posttrain.trainer.context import Context
+from posttrain.trainer.order import Order, data_digest
+from posttrain.trainer.progress import ProgressReport
+from posttrain.trainer.trainer import Job
+
+Parts = Mapping[str, Callable[..., Any]]
+REFERENCE_ROWS = 256
+
+
+class PreferenceJob(Job):
+    """The policy, its order of the data, and the log-probabilities that the reference gives to whole completions.
+
+    The reference is the policy before its first step. So its log-probabilities are taken from the policy's own model, once,
+    before a checkpoint is loaded, and there is never a second model in memory.
+    """
+
+    def __init__(self, context: Context, parts: Parts) -> None:
+        self.context, self.parts = context, parts
+        self.settings: Offline = context.config.run
+        folder = context.inputs["sft"] / "model"
+        self.forward = Forward(load_tokenizer(folder).pad_id, self.settings.microbatch_tokens, context.device)
+        self.model = load_causal_lm(folder, context.config.model, context.device)
+
+    def begin(self, total: int, rows: Sequence[Row]) -> Tensor:
+        """Sets up the order of `total` samples and the actor; returns the reference's sums for all `rows` [N], nats."""
+        self.order = Order(self.context.seed, total, self.settings.minibatch)
+        self.data = data_digest(rows)
+        reference = reference_log_probs(self.context, Reference(self.model, self.forward), rows, self.data)
+        self.actor = Actor(self.model, self.settings, self.forward)
+        self.learners = {"actor": self.actor.learner}
+        return reference
+
+
+def reference_log_probs(context: Context, reference: Reference, rows: Sequence[Row], data: str) -> Tensor:
+    """Log-probability of each whole completion under the reference, [N] float32, nats.
+
+    Computed once: kept in the state folder under a digest of the rows, the model and its tokenizer, in parts, so that a
+    killed stage goes on with the part that it was at.
+    """
+    key = hashlib.sha256(f"{data} {model_digest(context.inputs['sft'])}".encode()).hexdigest()[:16]
+    parts = [rows[i : i + REFERENCE_ROWS] for i in range(0, len(rows), REFERENCE_ROWS)]
+    with ProgressReport(context.log, "reference", len(parts), "batches") as progress:
+
+        def work(number: int) -> list[dict[str, Any]]:
+            sums = reference.log_probs(parts[number]).sum(-1)
+            progress.advance(number + 1)
+            return [{"log_prob": value} for value in sums.tolist()]
+
+        def resumed(number: int) -> None:
+            context.log.info("resumed at batch %d of the reference's log-probabilities", number)
+
+        found = Shards(context.state / f"reference-{key}").run(len(parts), work, context.interrupted, resumed)
+    return torch.tensor([row["log_prob"] for row in found], dtype=torch.float32, device=context.device)
+
+
+def model_digest(stage: Path) -> str:
+    """sha256 of the manifest of the stage folder that holds `model/`: it lists the digests of weights and tokenizer."""
+    return hashlib.sha256((stage / "manifest.json").read_bytes()).hexdigest()
+
+
+def preference_rows(context: Context, table: str, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Training rows of `pairs` or `labels`, from `rank` or from the data, whichever the run names.
+
+    Raises:
+        UserError: there is no such table or it has no training row.
+    """
+    ranked = context.config.run.preferences == "ranked"
+    path = context.inputs["preferences" if ranked else "data"] / f"{table}.parquet"
+    if not path.is_file():
+        raise UserError(
+            f"{path} does not exist: no data source gives {table}; set preferences: ranked, or add such a source"
+        )
+    rows = read_table(path)
+    rows = rows[rows["split"] == "train"]
+    if rows.empty:
+        raise UserError(f"{path} has no row in the split 'train': add data, or raise sample.prompts")
+    kept: list[dict[str, Any]] = rows[["id", *columns]].to_dict("records")
+    for row in kept:
+        for column in columns:
+            if column in ("completion_ids", "chosen_ids", "rejected_ids"):
+                _not_empty(path, row["id"], column, row[column])
+    return kept
+
+
+def _not_empty(path: Path, row: str, column: str, ids: Sequence[int]) -> None:
+    if len(ids) == 0:
+        raise UserError(f"{path}: row {row} has no token in {column}: nothing to train on; remove the row")
