@@ -64,7 +64,9 @@ def write_table(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
     names = set(schema.names)
     for index, row in enumerate(rows):
         if row.keys() != names or any(row[name] is None for name in schema.names):
-            raise ValueError(f"{path.name}: row {index} has {dict(row)}, wanted exactly {schema.names}, none of them None")
+            raise ValueError(
+                f"{path.name}: row {index} has {dict(row)}, wanted exactly {schema.names}, none of them None"
+            )
     table = pa.Table.from_pylist(list(rows), schema=schema)
     pq.write_table(table, path, version="2.6", compression="snappy", use_dictionary=True, write_statistics=True)
 
@@ -80,5 +82,7 @@ def read_table(path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: run the stage that makes it again.") from None
     except (pa.ArrowInvalid, OSError) as fault:
-        raise UserError(f"{path} is not a readable Parquet file ({fault}): run the stage that makes it again.") from None
+        raise UserError(
+            f"{path} is not a readable Parquet file ({fault}): run the stage that makes it again."
+        ) from None
     return pd.DataFrame(table.to_pylist(), columns=table.schema.names)

@@ -81,7 +81,9 @@ class Tokenizer:
         anchor = self.encode(["\n"])[0]
         ids = self.encode(["\n" + text for text in texts])
         if any(row[: len(anchor)] != anchor for row in ids):
-            raise UserError(f"{self.folder}: this tokenizer joins a line end with the text after it; it cannot be used.")
+            raise UserError(
+                f"{self.folder}: this tokenizer joins a line end with the text after it; it cannot be used."
+            )
         return [row[len(anchor) :] for row in ids]
 
     @cached_property
@@ -235,7 +237,11 @@ def _special_tokens(folder: Path) -> dict[str, str]:
 
 def _chat_template(folder: Path) -> Any:
     path = folder / "chat_template.jinja"
-    return path.read_text(encoding="utf-8") if path.is_file() else _read_json(folder / "tokenizer_config.json").get("chat_template")
+    return (
+        path.read_text(encoding="utf-8")
+        if path.is_file()
+        else _read_json(folder / "tokenizer_config.json").get("chat_template")
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
