@@ -41,7 +41,7 @@ def kto_loss(
     log_ratio = policy_logps - ref_logps
     gain = log_ratio - kl_baseline.detach()
     margin = beta * torch.where(labels, gain, -gain)
-    weights = torch.where(labels, desirable_weight, undesirable_weight).to(margin.dtype)
+    weights = torch.where(labels, margin.new_tensor(desirable_weight), margin.new_tensor(undesirable_weight))
     stats = {
         "reward": (beta * log_ratio).detach(),
         "margin": margin.detach(),
