@@ -1,9 +1,9 @@
-"""Make `apptainer` available to the workflow (`make apptainer`): the machine's own where there is one, else a private copy.
+"""Make `apptainer` available (`make apptainer`): the machine's own where there is one, else a private copy.
 
-Debian 12 has no apptainer package. Debian's unstable suite has one, but it needs a newer C library than Debian 12's. It is
-therefore unpacked under a private prefix together with the libraries it needs and its two programs are pointed at them
-with patchelf: no package of the host is replaced. Elsewhere the distribution's package is the right one, and the script
-says which command installs it. Standard library only, since it may run before anything is installed.
+Debian 12 has no apptainer package. Debian's unstable suite has one, but it needs a newer C library than Debian 12's. It
+is therefore unpacked under a private prefix together with the libraries it needs, and its two programs are pointed at
+them with patchelf: no package of the host is replaced. Elsewhere the distribution's package is the right one, and the
+script says which command installs it. Standard library only, since it may run before anything is installed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGE_COMMANDS = {
 }
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """This machine cannot have a private copy; the message says what to install instead."""
 
 
@@ -43,11 +43,11 @@ def say(text: str) -> None:
 
 
 def call(command: Sequence[str | Path], **options: object) -> str:
-    """Run a command and return its output; a failure raises Refused with its last line."""
+    """Run a command and return its output; a failure raises RefusedError with its last line."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, **options)  # type: ignore[call-overload]
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-        raise Refused(f"`{Path(str(command[0])).name} {command[1]}` failed: {lines[-1]}")
+        raise RefusedError(f"`{Path(str(command[0])).name} {command[1]}` failed: {lines[-1]}")
     return str(done.stdout)
 
 
@@ -89,12 +89,12 @@ def advice(words: set[str]) -> str:
 
 
 def check_can_install() -> None:
-    """Raise Refused unless this is Debian 12 on x86-64, as root."""
+    """Raise RefusedError unless this is Debian 12 on x86-64, as root."""
     words, version = distribution()
     if not ("debian" in words and "ubuntu" not in words and version == "12" and platform.machine() == "x86_64"):
-        raise Refused(f"no Apptainer or Singularity was found on this machine. {advice(words)}")
+        raise RefusedError(f"no Apptainer or Singularity was found on this machine. {advice(words)}")
     if os.geteuid():
-        raise Refused("no Apptainer or Singularity was found; on Debian 12 root installs a private copy: sudo make apptainer")
+        raise RefusedError("no Apptainer or Singularity was found; root installs a private copy: sudo make apptainer")
 
 
 def debian_mirror() -> str:
@@ -104,11 +104,11 @@ def debian_mirror() -> str:
         origin, label, uri = line.split("|")
         if (origin, label) == ("Debian", "Debian"):
             return uri
-    raise Refused("apt knows no Debian archive here: run `apt-get update` and try again")
+    raise RefusedError("apt knows no Debian archive here: run `apt-get update` and try again")
 
 
 def fetch_packages(work: Path) -> None:
-    """Download the packages of the unstable suite into `work` with a private apt state, so that the host's lists stay."""
+    """Download the packages of the unstable suite into `work`, with a private apt state: the host's lists stay."""
     for folder in ("parts", "lists/partial", "cache/archives/partial"):
         (work / folder).mkdir(parents=True)
     (work / "parts/unstable.sources").write_text(
@@ -141,8 +141,9 @@ def unpack(work: Path, prefix: Path) -> None:
     libc.mkdir()
     for library in (work / "lib/usr/lib/x86_64-linux-gnu").glob("*.so*"):
         shutil.copy2(library, libc, follow_symlinks=False)
+    loader = libc / "ld-linux-x86-64.so.2"
     for program in (prefix / "bin/apptainer", prefix / "lib/x86_64-linux-gnu/apptainer/bin/starter"):
-        call(["patchelf", "--set-interpreter", libc / "ld-linux-x86-64.so.2", "--force-rpath", "--set-rpath", libc, program])
+        call(["patchelf", "--set-interpreter", loader, "--force-rpath", "--set-rpath", libc, program])
 
 
 def fit_to_root(prefix: Path) -> None:
@@ -150,8 +151,8 @@ def fit_to_root(prefix: Path) -> None:
 
     A root without CAP_SYS_RESOURCE (a container host, a sandbox) cannot grant the full set that is the default.
     """
-    effective = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "CapEff")
-    names = call(["capsh", f"--decode={effective}"]).strip().partition("=")[2]
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    names = call(["capsh", f"--decode={status['CapEff'].strip()}"]).strip().partition("=")[2]
     settings = prefix / "etc/apptainer/apptainer.conf"
     lines = settings.read_text().splitlines()
     key = "root default capabilities"
@@ -164,7 +165,7 @@ def fit_to_root(prefix: Path) -> None:
 
 
 def install_private(prefix: Path) -> None:
-    """Install the private copy under `prefix`; raises Refused where that fails."""
+    """Install the private copy under `prefix`; raises RefusedError where that fails."""
     say(f"installing a private Apptainer under {prefix} (Debian 12, about a minute)")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     call(["apt-get", "-qq", "update"])
@@ -198,8 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 install_private(prefix)
         version = version_of(program)
         if version is None:
-            raise Refused(f"{program} was installed but does not run")
-    except Refused as error:
+            raise RefusedError(f"{program} was installed but does not run")
+    except RefusedError as error:
         say(f"make apptainer: {error}")
         return 2
     link(program, links)

@@ -1,9 +1,9 @@
-"""Write envs/*.lock from envs/*.in (`make lock`): every package, exactly pinned, for the Python of the place where it runs.
+"""Write envs/*.lock from envs/*.in (`make lock`): every package, exactly pinned, for the Python that will run it.
 
-The host sets (cpu, driver, dev) are resolved together first, so that all three install into one virtual environment; each
-lock then takes its own part of that solution. Needs `uv` (`pip install uv`), which reads no pip settings: name a folder of
-wheels with UV_FIND_LINKS where pip has one. CUDA libraries are left out, because the PyTorch build that pip finds decides them
-(the default build, +cpu, +cu121): pip adds the right ones beside the pinned PyTorch.
+The host sets (cpu, driver, dev) are resolved together first, so that all three install into one virtual environment;
+each lock then takes its own part of that solution. Needs `uv` (`pip install uv`), which reads no pip settings: name a
+folder of wheels with UV_FIND_LINKS where pip has one. CUDA libraries are left out, because the PyTorch build that pip
+finds decides them (the default build, +cpu, +cu121): pip adds the right ones beside the pinned PyTorch.
 """
 
 from __future__ import annotations
