@@ -42,7 +42,7 @@ class Destination:
 
     @property
     def artifacts(self) -> str | None:
-        """The artifacts' folder beside a SQLite file, relative to a project that holds it; None: the server's affair."""
+        """The artifacts' folder beside a SQLite file, relative to the project around it; None: the server's affair."""
         if self.database is None:
             return None
         folder = self.database.absolute().parent / "artifacts"
