@@ -42,8 +42,13 @@ class SequenceBatch:
 
     def to(self, device: str | torch.device) -> SequenceBatch:
         """The same batch on `device`."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **moved)
+        return dataclasses.replace(
+            self,
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            response_mask=self.response_mask.to(device),
+            position_ids=self.position_ids.to(device),
+        )
 
 
 def collate(rows: Sequence[Row], pad_id: int, indices: Sequence[int] | None = None) -> SequenceBatch:
@@ -56,13 +61,13 @@ def collate(rows: Sequence[Row], pad_id: int, indices: Sequence[int] | None = No
     """
     chosen = tuple(range(len(rows)) if indices is None else indices)
     prompts, responses = [rows[i][0] for i in chosen], [rows[i][1] for i in chosen]
-    for index, prompt in zip(chosen, prompts):
+    for index, prompt in zip(chosen, prompts, strict=True):
         if len(prompt) == 0:
             raise ValueError(f"row {index}: the prompt has no token; give it at least the beginning-of-text token")
     width, length = max(map(len, prompts)), max(map(len, responses))
     input_ids = torch.full((len(chosen), width + length), pad_id, dtype=torch.int64)
     mask = torch.zeros_like(input_ids)
-    for line, (prompt, response) in enumerate(zip(prompts, responses)):
+    for line, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         span = slice(width - len(prompt), width + len(response))
         input_ids[line, span] = torch.tensor([*prompt, *response])
         mask[line, span] = 1

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel
 
 from posttrain.data.tokenizer import load_tokenizer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def init_builtin(tokenizer_dir: str | Path, seed: int, settings: Model) -> PreTrainedModel:
-    """A new model for the tokenizer's vocabulary, float32, on the CPU, in evaluation mode; the seed alone decides it."""
+    """A new float32 model for the tokenizer's vocabulary, on the CPU, in evaluation mode; the seed alone decides it."""
     tokenizer = load_tokenizer(Path(tokenizer_dir))
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -29,10 +29,9 @@ def init_builtin(tokenizer_dir: str | Path, seed: int, settings: Model) -> PreTr
         bos_token_id=tokenizer.bos_id,
         eos_token_id=tokenizer.eos_id,
         pad_token_id=tokenizer.pad_id,
-        attn_implementation=settings.attention,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=settings.attention)
     model.generation_config = GenerationConfig()
     return model.eval()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -53,7 +55,8 @@ class ValueModule(nn.Module):
     @classmethod
     def from_reward(cls, reward: RewardModule) -> ValueModule:
         """Takes over the reward module's trunk and score (no copy)."""
-        return cls(reward.trunk, reward.score)
+        trunk: Any = reward.trunk
+        return cls(trunk, reward.score)
 
     def forward(self, batch: SequenceBatch) -> Tensor:
         hidden = _hidden_states(self.trunk, batch)

@@ -1,4 +1,4 @@
-"""Loading of models from folders: offline, safetensors only, no code from the folder unless the configuration says so."""
+"""Loading of models from folders: offline, safetensors only, no code from the folder unless configured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # transformers 5 renamed it.
 DTYPE_ARGUMENT = "torch_dtype" if transformers.__version__.startswith("4.") else "dtype"
+
+# Bars of a second each, which only litter a stage's log.
+transformers.utils.logging.disable_progress_bar()
 
 
 def load_causal_lm(folder: str | Path, settings: Model, device: str) -> PreTrainedModel:
@@ -48,7 +52,7 @@ def load_reward_module(folder: str | Path, settings: Model, device: str) -> Rewa
     model = _from_pretrained(AutoModelForSequenceClassification, Path(folder), settings, device)
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear) or score.out_features != 1 or score.bias is not None:
-        raise UserError(f"{folder}: {type(model).__name__} has no one-label 'score' layer; name a reward model's folder")
+        raise UserError(f"{folder}: {type(model).__name__} has no one-label 'score'; name a reward model's folder")
     return RewardModule(model.base_model, score)
 
 
@@ -96,12 +100,21 @@ def _from_pretrained(auto: Any, folder: Path, settings: Model, device: str) -> P
         "use_safetensors": True,
         "local_files_only": True,
         "trust_remote_code": settings.trust_remote_code,
+        "output_loading_info": True,
     }
     try:
-        model: PreTrainedModel = auto.from_pretrained(folder, **arguments)
+        model, info = auto.from_pretrained(folder, **arguments)
     except ValueError as error:
         raise UserError(f"{folder}: {_mend(error, settings)}") from error
-    return model.to(device).eval()  # type: ignore[arg-type, no-any-return]
+    except SafetensorError as error:
+        raise UserError(f"{folder}: the weights cannot be read ({error}); fetch the model again") from error
+    if info["missing_keys"]:
+        raise UserError(f"{folder}: the weights lack {min(info['missing_keys'])}, which {type(model).__name__} needs")
+    if settings.attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
+        raise UserError(f"{folder}: sdpa cannot cap attention logits as this model does; set model.attention: eager")
+    model.to(device).eval()
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def _mend(error: ValueError, settings: Model) -> str:

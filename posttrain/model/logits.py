@@ -1,4 +1,4 @@
-"""What the whole project does with logits: temperature, log-probabilities of given tokens, entropy, and drawing a token.
+"""What the project does with logits: temperature, log-probabilities of given tokens, entropy, and drawing a token.
 
 Everything here works in float32 whatever the model's precision, and on a bounded number of rows at a time.
 """
@@ -84,7 +84,7 @@ class _SelectedLogProbs(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         logits, rows, targets, normaliser, entropy = ctx.saved_tensors
         gradient = torch.zeros_like(logits)

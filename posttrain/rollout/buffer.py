@@ -15,8 +15,8 @@ from posttrain.rollout.engine import Finish
 class Sample:
     """One completion of one prompt.
 
-    `group` is common to the samples of one prompt in one call, `index` counts within the group. `log_probs` are those of
-    `completion_ids` when they were sampled by policy `version`, after temperature, in nats. `reward` is set by a scorer.
+    `group` is common to the samples of one prompt in one call, `index` counts within the group. `log_probs` are those
+    of `completion_ids` when policy `version` sampled them, after temperature, in nats. A scorer sets `reward`.
     """
 
     prompt_id: str

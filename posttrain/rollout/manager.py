@@ -30,8 +30,8 @@ class RolloutManager:
     def generate(self, prompts: Sequence[Prompt], n: int, sampling: Sampling, seed: int) -> list[Sample]:
         """`n` samples of each (id, ids) prompt, prompt after prompt, in the prompts' order.
 
-        A sample depends on the weights, the seed, its prompt and its index alone, not on the other prompts. A prompt that
-        stands twice among `prompts` gets two groups of different samples.
+        A sample depends on the weights, the seed, its prompt and its index alone, not on the other prompts. A prompt
+        that stands twice among `prompts` gets two groups of different samples.
 
         Raises:
             UserError: a prompt and its new tokens do not fit into the model's context.

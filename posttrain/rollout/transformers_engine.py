@@ -46,7 +46,7 @@ class TransformersEngine:
             for start in range(0, len(order), sampling.batch):
                 chosen = order[start : start + sampling.batch]
                 rows = _Rows(self.model, [requests[i] for i in chosen], sampling)
-                for index, completion in zip(chosen, rows.run(self.version)):
+                for index, completion in zip(chosen, rows.run(self.version), strict=True):
                     results[index] = completion
         finally:
             self.model.train(training)
@@ -67,8 +67,8 @@ class TransformersEngine:
         moved = 0
         for name, tensor in stream:
             if name not in waiting:
-                what = "sent twice" if name in own else "tied to another one" if name in tied else "unknown to the engine"
-                raise ValueError(f"weight sync: parameter {name} is {what}")
+                fault = "sent twice" if name in own else "tied to another" if name in tied else "unknown to the engine"
+                raise ValueError(f"weight sync: parameter {name} is {fault}")
             waiting.remove(name)
             target = own[name]
             if target.shape != tensor.shape:
@@ -127,7 +127,8 @@ class _Rows:
             if ending.all():
                 break
             self._advance(tokens, ~ending)
-        rows = zip(self.ids.tolist(), self.log_probs.tolist(), self.lengths.tolist(), self.ended.tolist())
+        columns = (self.ids, self.log_probs, self.lengths, self.ended)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         return [Completion(ids[:n], logs[:n], "eos" if ended else "length", version) for ids, logs, n, ended in rows]
 
     def _next(self, step: int) -> Tensor:

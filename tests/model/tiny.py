@@ -1,4 +1,4 @@
-"""Tiny random models of the architectures that must work, built from their configuration classes: no network, no files."""
+"""Tiny random models of the architectures that must work, built from their configuration classes alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
     GemmaConfig,
@@ -18,7 +19,6 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from posttrain.data.tokenizer import train_tokenizer
 
@@ -55,7 +55,7 @@ def tiny_config(arch: str, vocab: int = VOCABULARY) -> PretrainedConfig:
             eos_token_id=2,
             initializer_range=0.2,
         ),
-        "llama": lambda: LlamaConfig(vocab_size=vocab, tie_word_embeddings=True, **_GROUPED),
+        "llama": lambda: LlamaConfig(vocab_size=vocab, tie_word_embeddings=True, rope_theta=500.0, **_GROUPED),
         "qwen2": lambda: Qwen2Config(vocab_size=vocab, **{k: v for k, v in _GROUPED.items() if k != "head_dim"}),
         "qwen3": lambda: Qwen3Config(vocab_size=vocab, **_GROUPED),
         "gemma": lambda: GemmaConfig(vocab_size=vocab, **_GROUPED),
@@ -72,13 +72,15 @@ def tiny_model(arch: str, seed: int = 0, vocab: int = VOCABULARY) -> PreTrainedM
     config = tiny_config(arch, vocab)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+        # sdpa leaves out Gemma 2's cap on attention logits.
+        attention = "eager" if arch == "gemma2" else "sdpa"
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     return model.eval()
 
 
 def tiny_tokenizer_dir(tmp_path: Path) -> Path:
     """A folder with a byte-level tokenizer of VOCABULARY tokens at most, in `tmp_path`/tokenizer."""
     folder = tmp_path / "tokenizer"
-    words = "the film was good and bad but not so long that a viewer could hate it or love it all the way".split()
+    words = ("the", "film", "was", "good", "and", "bad", "but", "not", "so", "long", "that", "viewer", "love", "it")
     train_tokenizer([f"{a} {b}" for a in words for b in words], VOCABULARY, folder)
     return folder
