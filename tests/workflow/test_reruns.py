@@ -1,0 +1,104 @@
+"""What runs again after which change: the exact set of jobs in a dry run, the run itself, and an empty dry run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from tests.workflow.conftest import ONLINE
+from tests.workflow.project import Project
+
+pytestmark = pytest.mark.workflow
+
+AFTER_DATA = {"prepare", "sft", "reward_model", "sample", "rank", "evaluate sft", "compare"} | {
+    f"{job} {run}" for job in ("post_train", "evaluate") for run in ("ppo", "kto", "dpo")
+}
+NOTHING: set[str] = set()
+
+
+def changed_run(name: str) -> set[str]:
+    return {f"post_train {name}", f"evaluate {name}", "compare"}
+
+
+def test_nothing_to_do_the_second_time_and_the_answer_is_quick(finished: Project) -> None:
+    start = time.monotonic()
+    assert finished.planned() == NOTHING
+    assert time.monotonic() - start < 5
+
+
+def test_a_comment_and_time_stamps_change_nothing(project: Project) -> None:
+    config = project.folder / "config.yaml"
+    config.write_text("# a comment\n" + config.read_text())
+    assert (project.folder / "results/micro/sft/model/model.safetensors").exists()
+    for path in project.folder.rglob("*"):
+        if path.is_file() and not {".snakemake", ".git"} & set(path.relative_to(project.folder).parts):
+            os.utime(path)
+    assert project.planned() == NOTHING
+
+
+def test_a_coefficient_reruns_its_run_alone(project: Project) -> None:
+    config = project.config()
+    config["runs"]["ppo"]["kl_coef"] = 0.07
+    project.write_config(config)
+    before = project.manifest("runs/ppo")
+    said = project.snakemake("-n").stdout
+    assert "before: 'run.kl_coef: 0.05' now: 'run.kl_coef: 0.07'" in said
+    assert project.planned() == changed_run("ppo")
+    project.run()
+    assert project.manifest("runs/ppo")["key"] != before["key"]
+    assert project.planned() == NOTHING
+
+
+def test_the_source_of_a_loss_reruns_its_method_alone(project: Project) -> None:
+    with (project.folder / "posttrain/algorithms/preference/kto.py").open("a") as file:
+        file.write("\n# edited\n")
+    assert project.planned() == changed_run("kto")
+    project.run()
+    assert project.planned() == NOTHING
+
+
+def test_an_edited_row_stops_until_it_is_added(project: Project) -> None:
+    rows = project.folder / "data/rows.tsv"
+    content = rows.read_bytes()
+    rows.unlink()  # it may be DVC's link
+    rows.write_bytes(content.rstrip() + b" indeed\r\n")
+    assert project.planned() == {"pull_data", *AFTER_DATA}
+    stopped = project.snakemake("--cores", "2", check=False)
+    assert stopped.returncode != 0
+    assert "rows.tsv" in stopped.stdout and "dvc add" in stopped.stdout
+    assert "Traceback" not in stopped.stdout
+    project.dvc_add()
+    assert project.planned() == {"pull_data", *AFTER_DATA}
+    project.run()
+    assert project.planned() == NOTHING
+
+
+def test_a_lock_file_reruns_all_that_runs_in_its_environment(project: Project) -> None:
+    with (project.folder / "envs/cpu.lock").open("a") as file:
+        file.write("a-package==1.0\n")
+    assert project.planned() == AFTER_DATA
+
+
+def test_a_new_run_is_the_only_one_to_train(project: Project) -> None:
+    config = project.config()
+    config["runs"]["grpo"] = {"method": "grpo", **ONLINE, "samples_per_prompt": 2}
+    project.write_config(config)
+    assert project.planned() == changed_run("grpo")
+    project.run()
+    assert project.planned() == NOTHING
+
+
+def test_an_interrupted_result_is_not_taken_for_a_finished_one(project: Project) -> None:
+    (project.folder / "results/micro/eval/kto/manifest.json").unlink()
+    assert project.planned() == {"evaluate kto", "compare"}
+
+
+def test_params_hold_no_paths_of_this_machine(finished: Project) -> None:
+    folder = finished.folder / ".snakemake/metadata"
+    records = [json.loads(path.read_text()) for path in folder.rglob("*") if path.is_file()]
+    assert records
+    for record in records:
+        assert str(finished.folder) not in json.dumps(record["params"])

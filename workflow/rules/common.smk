@@ -1,0 +1,86 @@
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from posttrain.config.load import read_yaml
+from posttrain.errors import UserError
+
+# Stages are started as `python`, and Apptainer may stand in the virtual environment: both are found even where
+# Snakemake was called by its full path. The code is the working tree's, whatever PYTHONPATH said.
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    PYTHONPATH=str(workflow.basedir),
+    PYTHONNOUSERSITE="1",
+)
+
+# Inputs that a rule waits for and no stage reads.
+NOT_READ = {"tracking", "image"}
+
+
+def stop(message):
+    """End Snakemake with one message and exit status 2."""
+    print(f"posttrain: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def say(message):
+    """Tell the user something once: not again in the processes that Snakemake starts for single jobs."""
+    if workflow.is_main_process:
+        print(f"posttrain: {message}", file=sys.stderr)
+
+
+def check_yaml(path):
+    """Stop where the file is empty, not YAML, not UTF-8 or has a key twice: Snakemake lets some of it pass."""
+    try:
+        read_yaml(Path(path))
+    except UserError as error:
+        stop(error)
+
+
+def read_config(path):
+    """Do what `configfile:` does, but name the faults of the file in our words."""
+    check_yaml(path)
+    workflow.configfile(path)
+
+
+def folder(path):
+    """What a stage is given for a declared file: the folder that a manifest stands for, or the file itself."""
+    path = Path(path)
+    return path.parent if path.name == "manifest.json" else path
+
+
+def read_by_stage(files):
+    """Yield the name and the path of each folder or file that a stage reads.
+
+    Lists are the inputs of `compare`: evaluations go by the name of their run, the runs themselves as `run-<name>`.
+    """
+    for name, path in files.items():
+        if name == "evaluations":
+            yield from ((folder(item).name, folder(item)) for item in path)
+        elif name == "runs":
+            yield from ((f"run-{folder(item).name}", folder(item)) for item in path)
+        elif name not in NOT_READ and path:
+            yield name, folder(path)
+
+
+def arguments(wildcards, input, output):
+    """Return the stage's command line. Being made from input and output, it makes nothing run again."""
+    words = ["--config", RESOLVED]
+    for name, path in read_by_stage(input):
+        words += ["--input", f"{name}={path}"]
+    return shlex.join([*map(str, words), "--output", str(folder(output[0]))])
+
+
+def explain_lock():
+    """Say what to type after a killed run. Snakemake's own message comes later and names only the option."""
+    locks = Path(".snakemake") / "locks"
+    if locks.is_dir() and any(locks.iterdir()) and "--unlock" not in sys.argv:
+        say(
+            "this folder is locked, by a Snakemake at work or by one that was killed; if none works, type: snakemake --unlock"
+        )
+
+
+explain_lock()

@@ -1,0 +1,106 @@
+# Where stages run: in this machine's Python environment, or in containers where the user asks for them.
+from snakemake.settings.types import DeploymentMethod
+
+from posttrain.provenance.images import image_id, image_path
+
+IMAGE_NAME = EXPERIMENT.resources.image
+try:
+    IMAGE_ID, IMAGE_FILE = image_id(IMAGE_NAME), str(image_path(IMAGE_NAME))
+except UserError as error:
+    stop(error)
+IN_CONTAINERS = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
+CUDA = EXPERIMENT.resources.device == "cuda"
+
+
+def on_host(wildcards):
+    """No container, for what only the host has: the network, DVC, Apptainer itself."""
+
+
+def image_param(wildcards):
+    """Return what a stage runs in. The id covers the recipe and the lock file, which the host's environment has too."""
+    return f"image: {IMAGE_NAME if IN_CONTAINERS else 'host'} {IMAGE_ID}"
+
+
+def outside(path):
+    """Return the real path where it is not below the working directory, which is all that a container sees."""
+    real = Path(path).resolve()
+    return None if real.is_relative_to(Path.cwd().resolve()) else real
+
+
+def cache_folders(data):
+    """Return the folders outside the working directory that DVC's links in the data folder lead to."""
+    links = (path.resolve().parent for path in Path(data).rglob("*") if path.is_symlink())
+    return {real for real in links if outside(real)}
+
+
+def binds():
+    """Yield source and mode of every folder that a container needs beside the working directory."""
+    for path, mode in ((workflow.basedir, "ro"), (EXPERIMENT.data.path, "ro"), (RESULTS, "rw")):
+        if outside(path):
+            yield outside(path), mode
+    if STORE.database and outside(STORE.database):
+        yield outside(STORE.database).parent, "rw"
+    for path in sorted(cache_folders(EXPERIMENT.data.path)):
+        yield path, "ro"
+
+
+def container_arguments():
+    """Return Apptainer's options: nothing of the host's environment or Python gets in but what is named here."""
+    words = ["--cleanenv", "--env", f"PYTHONNOUSERSITE=1,PYTHONPATH={workflow.basedir}"]
+    for path, mode in binds():
+        words += ["--bind", f"{path}:{path}:{mode}"]
+    if CUDA:
+        words.append("--nv")
+    return shlex.join(words)
+
+
+def pass_on_environment(runtime):
+    """Let the whitelisted variables through --cleanenv, without their values on any command line."""
+    for name, value in list(os.environ.items()):
+        if name.startswith("MLFLOW_TRACKING_") or name == "CUDA_VISIBLE_DEVICES":
+            os.environ[f"{runtime.upper()}ENV_{name}"] = value
+
+
+def use_containers():
+    runtime = next((name for name in ("apptainer", "singularity") if shutil.which(name)), None)
+    if runtime is None:
+        stop("no Apptainer or Singularity on PATH; type `make apptainer`, or leave --use-singularity out")
+    pass_on_environment(runtime)
+    if workflow.is_main_process:  # jobs in processes of their own are given these arguments by this one
+        settings = workflow.deployment_settings
+        settings.apptainer_args = f"{settings.apptainer_args} {container_arguments()}".strip()
+
+
+def gpus_present():
+    """Return how many GPUs this machine lets us use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip()])
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
+    return sum(line.startswith("GPU ") for line in listing.splitlines())
+
+
+def limit_gpus():
+    """Let no more jobs run at once than there are GPUs for."""
+    present, wanted = gpus_present(), EXPERIMENT.resources.gpus
+    if present < wanted:
+        stop(
+            f"resources.gpus: {wanted} wanted, {present} found (nvidia-smi -L); set resources.device: cpu or gpus lower"
+        )
+    asked = workflow.global_resources.get("gpu")
+    workflow.register_resource("gpu", min(present, asked.value) if asked and asked.value else present)
+
+
+if IN_CONTAINERS:
+    use_containers()
+else:
+    say("stages run in this machine's Python environment (image: host); --use-singularity runs them in containers")
+if CUDA:
+    limit_gpus()
+
+IMAGE = [ancient(IMAGE_FILE)] if IN_CONTAINERS else []
+THREADS = EXPERIMENT.resources.threads
+MEMORY = EXPERIMENT.resources.mem_mb
+GPUS = EXPERIMENT.resources.gpus if CUDA else 0

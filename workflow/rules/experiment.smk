@@ -1,0 +1,110 @@
+import functools
+import hashlib
+import json
+import re
+
+from posttrain.config.load import parse_config, resolved_yaml, stage_slice
+from posttrain.provenance.code_slice import code_slice
+from posttrain.tracking.destination import destination, mask
+
+
+def read_experiment():
+    """Return the validated experiment, or stop with what is wrong and where."""
+    for path in workflow.configfiles:
+        check_yaml(path)
+    source = ", ".join(os.path.relpath(path) for path in workflow.configfiles)
+    try:
+        return parse_config(config, source)
+    except UserError as error:
+        stop(error)
+
+
+EXPERIMENT = read_experiment()
+RUNS = EXPERIMENT.runs
+RESULTS = Path("results") / EXPERIMENT.experiment
+LOGS = RESULTS / "logs"
+COMPARE = RESULTS / "compare"
+
+
+def write_resolved():
+    """Write the experiment with every default filled in, and return the path.
+
+    The file's name is its content's digest: a job that is running keeps its own file when the config changes.
+    """
+    text = resolved_yaml(EXPERIMENT)
+    path = RESULTS / ".state" / "config" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.yaml"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        stop(f"{path}: cannot be written ({error.strerror}); make {RESULTS.parent}/ writable or free some space")
+    return path
+
+
+RESOLVED = write_resolved()
+STORE = destination(EXPERIMENT, Path.cwd())
+TRACKING = ancient(RESULTS / "tracking.json")
+
+
+@functools.cache
+def settings(stage, run=None):
+    """Return what the stage reads of the config, as dotted key -> line."""
+
+    def lines(key, value):
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                yield from lines(f"{key}.{name}", inner)
+        else:
+            yield key, f"{key}: {json.dumps(value, sort_keys=True)}"
+
+    slice_ = stage_slice(EXPERIMENT, stage, run).as_dict()
+    return dict(line for key, value in slice_.items() for line in lines(key, value))
+
+
+@functools.cache
+def code_digest(stage, method=None):
+    return code_slice(stage, method).digest
+
+
+def triggers(stage, image=True):
+    """Return the params that make the stage run again: each setting that it reads, its code and, if it has one, its image.
+
+    Snakemake compares the values as a set and shows those that differ, so each begins with its key, and a key that
+    another run of `runs:` has and this one has not repeats a line. They are functions, because Snakemake would take the
+    braces of a plain string for wildcards.
+    """
+    runs = RUNS if stage == "post_train" else [None]
+
+    def setting(key):
+        def line(wildcards):
+            lines = settings(stage, getattr(wildcards, "run", None))
+            return lines.get(key, next(iter(lines.values())))
+
+        return line
+
+    def code(wildcards):
+        run = getattr(wildcards, "run", None)
+        return f"code: {code_digest(stage, RUNS[run].method if run else None)}"
+
+    keys = (key for run in runs for key in settings(stage, run))
+    where = {"image": image_param} if image else {}
+    return {key: setting(key) for key in keys} | {"code": code} | where
+
+
+def any_of(names):
+    """Return the pattern of a wildcard that stands for one of the names."""
+    return "|".join(map(re.escape, names))
+
+
+def teachers(wildcards):
+    """Return what a run learns from beside the SFT model: the reward model, ranked pairs, or the data alone."""
+    run = RUNS[wildcards.run]
+    if getattr(run, "preferences", None) == "data":
+        return {}
+    name = "preferences" if hasattr(run, "preferences") else "reward_model"
+    return {name: RESULTS / name / "manifest.json"}
+
+
+def evaluated_run(wildcards):
+    return {} if wildcards.name == "sft" else {"post": RESULTS / "runs" / wildcards.name / "manifest.json"}

@@ -1,0 +1,18 @@
+rule fetch_model:
+    output:
+        RESULTS / "model" / "manifest.json",
+    log:
+        LOGS / "fetch_model.log",
+    container:
+        on_host
+    threads: 1
+    resources:
+        gpu=0,
+        mem_mb=MEMORY,
+    params:
+        **triggers("fetch_model", image=False),
+        arguments=arguments,
+    message:
+        "fetch_model: get the base model"
+    shell:
+        "python -m posttrain fetch_model {params.arguments} > {log} 2>&1"

@@ -1,0 +1,26 @@
+rule post_train:
+    input:
+        unpack(teachers),
+        data=RESULTS / "data" / "manifest.json",
+        sft=RESULTS / "sft" / "manifest.json",
+        tracking=TRACKING,
+        image=IMAGE,
+    output:
+        RESULTS / "runs" / "{run}" / "manifest.json",
+    log:
+        LOGS / "post_train" / "{run}.log",
+    wildcard_constraints:
+        run=any_of(RUNS),
+    container:
+        IMAGE_FILE
+    threads: THREADS
+    resources:
+        gpu=GPUS,
+        mem_mb=MEMORY,
+    params:
+        **triggers("post_train"),
+        arguments=arguments,
+    message:
+        "post_train {wildcards.run}: train from the SFT model"
+    shell:
+        "python -m posttrain post_train --run {wildcards.run} {params.arguments} > {log} 2>&1"

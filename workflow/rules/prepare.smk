@@ -1,0 +1,23 @@
+rule prepare:
+    input:
+        raw=RESULTS / "data_verified.json",
+        model=RESULTS / "model" / "manifest.json",
+        tracking=TRACKING,
+        image=IMAGE,
+    output:
+        RESULTS / "data" / "manifest.json",
+    log:
+        LOGS / "prepare.log",
+    container:
+        IMAGE_FILE
+    threads: THREADS
+    resources:
+        gpu=0,
+        mem_mb=MEMORY,
+    params:
+        **triggers("prepare"),
+        arguments=arguments,
+    message:
+        "prepare: validate, split and tokenise the rows"
+    shell:
+        "python -m posttrain prepare {params.arguments} > {log} 2>&1"

@@ -1,0 +1,23 @@
+rule reward_model:
+    input:
+        data=RESULTS / "data" / "manifest.json",
+        sft=RESULTS / "sft" / "manifest.json",
+        tracking=TRACKING,
+        image=IMAGE,
+    output:
+        RESULTS / "reward_model" / "manifest.json",
+    log:
+        LOGS / "reward_model.log",
+    container:
+        IMAGE_FILE
+    threads: THREADS
+    resources:
+        gpu=GPUS,
+        mem_mb=MEMORY,
+    params:
+        **triggers("reward_model"),
+        arguments=arguments,
+    message:
+        "reward_model: learn what people rate higher"
+    shell:
+        "python -m posttrain reward_model {params.arguments} > {log} 2>&1"

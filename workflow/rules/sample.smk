@@ -1,0 +1,23 @@
+rule sample:
+    input:
+        data=RESULTS / "data" / "manifest.json",
+        sft=RESULTS / "sft" / "manifest.json",
+        tracking=TRACKING,
+        image=IMAGE,
+    output:
+        RESULTS / "samples" / "manifest.json",
+    log:
+        LOGS / "sample.log",
+    container:
+        IMAGE_FILE
+    threads: THREADS
+    resources:
+        gpu=GPUS,
+        mem_mb=MEMORY,
+    params:
+        **triggers("sample"),
+        arguments=arguments,
+    message:
+        "sample: write completions with the SFT model"
+    shell:
+        "python -m posttrain sample {params.arguments} > {log} 2>&1"

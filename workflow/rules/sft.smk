@@ -1,0 +1,23 @@
+rule sft:
+    input:
+        data=RESULTS / "data" / "manifest.json",
+        model=RESULTS / "model" / "manifest.json",
+        tracking=TRACKING,
+        image=IMAGE,
+    output:
+        RESULTS / "sft" / "manifest.json",
+    log:
+        LOGS / "sft.log",
+    container:
+        IMAGE_FILE
+    threads: THREADS
+    resources:
+        gpu=GPUS,
+        mem_mb=MEMORY,
+    params:
+        **triggers("sft"),
+        arguments=arguments,
+    message:
+        "sft: fine-tune the base model on prompts and completions"
+    shell:
+        "python -m posttrain sft {params.arguments} > {log} 2>&1"
