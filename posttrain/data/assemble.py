@@ -41,7 +41,7 @@ def assemble(corpus: Corpus, rendered: Sequence[Rendered], settings: RatingPairs
         UserError: nothing to imitate is left for training, or the margin leaves no pair of rated texts to train on.
     """
     kept: list[tuple[Record, str, Rendered]] = []
-    for record, split, row in zip(corpus.records, corpus.splits, rendered):
+    for record, split, row in zip(corpus.records, corpus.splits, rendered, strict=True):
         if row.dropped is None:
             kept.append((record, split, row))
         else:
@@ -138,11 +138,11 @@ def _rated(
 def _demand(tables: Tables, settings: RatingPairs) -> None:
     if not any(row["split"] == "train" for row in tables.sft):
         raise UserError(
-            "data.sources: none gives training rows to imitate: add a source of form ratings, prompt_completion or messages "
-            "(see card.md for what was dropped)."
+            "data.sources: none gives training rows to imitate: add a source of form ratings, prompt_completion "
+            "or messages."
         )
     if tables.pairs is not None and not any(row["split"] == "train" for row in tables.pairs):
         raise UserError(
-            f"data.sources: no pair is left for training: lower data.rating_pairs.margin (it is {settings.margin}), or give "
-            "more rows."
+            f"data.sources: no pair is left for training: lower data.rating_pairs.margin (it is {settings.margin}), "
+            "or give more rows."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,7 @@ def card_facts(config: Data, corpus: Corpus, rendered: Sequence[Rendered], table
             "prompts": sum(row.cut_prompt for row in rendered),
             "completions": sum(row.cut_answers for row in rendered),
         },
-        "tokens": {"prompt": _summary(prompts), "completion": _summary(answers)},
+        "tokens": {"prompt": _summary(prompts, whole=True), "completion": _summary(answers, whole=True)},
         "ratings": _ratings(corpus, rendered),
         "tokenizer": tokenizer,
         "settings": config.model_dump(mode="json", exclude={"sources", "path"}),
@@ -49,7 +50,7 @@ def write_card(folder: Path, facts: Facts) -> None:
 
 def _sources(corpus: Corpus, rendered: Sequence[Rendered]) -> list[Facts]:
     kept: dict[str, Counter[str]] = {name: Counter() for name in corpus.tallies}
-    for record, split, row in zip(corpus.records, corpus.splits, rendered):
+    for record, split, row in zip(corpus.records, corpus.splits, rendered, strict=True):
         kept[record.source][split] += row.dropped is None
     return [
         {
@@ -68,24 +69,47 @@ def _per_split(rows: Sequence[TableRow]) -> Facts:
     return {split: counts[split] for split in SPLITS}
 
 
-def _summary(values: Sequence[float]) -> Facts:
+def _summary(values: Sequence[float], whole: bool = False) -> Facts:
     if not values:
         return {"count": 0}
     ranked = sorted(values)
     at = {"least": 0.0, "median": 0.5, "p95": 0.95, "most": 1.0}
     quantiles = {name: round(ranked[int(share * (len(ranked) - 1))], 4) for name, share in at.items()}
-    counts = sorted(Counter(round(value, 1) for value in values).items())
     return {
         "count": len(values),
         "mean": round(fmean(values), 4),
         **quantiles,
-        "histogram": {"values": [value for value, _ in counts], "counts": [count for _, count in counts]},
+        "histogram": histogram(values, whole),
     }
+
+
+def histogram(values: Sequence[float], whole: bool = False) -> Facts:
+    """Edges and counts of about 64 bins at most, of one round width; a value on an edge counts in the bin above it.
+
+    Args:
+        values: at least one finite number.
+        whole: these are whole numbers: a bin holds one or more of them, and its edges lie halfway between two.
+    """
+    width, shift = _bin_width(max(values) - min(values), whole), 0.5 if whole else 0.0
+    bins = Counter(math.floor((value + shift) / width) for value in values)
+    first, last = min(bins), max(bins)
+    edges = [round(index * width - shift, 10) for index in range(first, last + 2)]
+    return {"edges": edges, "counts": [bins[index] for index in range(first, last + 1)]}
+
+
+def _bin_width(span: float, whole: bool) -> float:
+    """The least of 1, 2, 2.5 or 5 times a power of ten that covers `span` in 64 bins; a whole number if `whole`."""
+    if span == 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(span / 64))
+    steps = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    width = next(step * power for step in steps if span <= 64 * step * power)
+    return max(width, 1.0) if whole else width
 
 
 def _ratings(corpus: Corpus, rendered: Sequence[Rendered]) -> Facts:
     values: dict[str, list[float]] = {}
-    for record, row in zip(corpus.records, rendered):
+    for record, row in zip(corpus.records, rendered, strict=True):
         if record.rating is not None and row.dropped is None:
             values.setdefault(record.source, []).append(record.rating)
     return {name: _summary(ratings) for name, ratings in values.items()}
@@ -130,11 +154,11 @@ def _token_lines(facts: Facts) -> list[str]:
     return [
         *_grid(["", "rows", "mean", "median", "p95", "most"], [_cells(name, s) for name, s in facts["tokens"].items()]),
         "",
-        f"Cut by the length limits: {cut['prompts']} prompts (their beginning), {cut['completions']} completions (their end, "
-        "which then have no eos).",
+        f"Cut by the length limits: {cut['prompts']} prompts (their beginning), {cut['completions']} completions "
+        "(their end, which then have no eos).",
         "",
-        f"Tokenizer: {tokenizer['vocabulary']} tokens, fingerprint `{tokenizer['fingerprint'][:12]}`, sequences start with "
-        f"`{tokenizer['start']}`, completions end with `{tokenizer['eos']}`.",
+        f"Tokenizer: {tokenizer['vocabulary']} tokens, fingerprint `{tokenizer['fingerprint'][:12]}`, sequences "
+        f"start with `{tokenizer['start']}`, completions end with `{tokenizer['eos']}`.",
     ]
 
 

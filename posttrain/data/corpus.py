@@ -36,8 +36,8 @@ class Corpus:
     tallies: dict[str, Tally]
 
     def training_texts(self) -> Iterator[str]:
-        """What a tokenizer may learn from: the training split's prompts, each with its first answer, and the other answers."""
-        for record, split in zip(self.records, self.splits):
+        """What a tokenizer may learn from: the training split's prompts with first answers; other answers."""
+        for record, split in zip(self.records, self.splits, strict=True):
             if split == "train":
                 yield plain_text(record.prompt) + record.answers[0]
                 yield from record.answers[1:]
@@ -46,7 +46,8 @@ class Corpus:
 def read_corpus(config: Data, root: Path) -> Corpus:
     """Load, validate and split all of `config.sources`.
 
-    Filtering never reorders rows. A row that repeats an earlier one of the same form (prompt, answers, label) is dropped and counted.
+    Filtering never reorders rows. A row that repeats an earlier one of the same form (prompt, answers, label) is
+    dropped and counted.
 
     Args:
         root: the folder that the sources' files are in.
@@ -58,7 +59,7 @@ def read_corpus(config: Data, root: Path) -> Corpus:
         raise UserError("data.split: validation and test leave nothing for training: make their sum less than 1.")
     corpus = Corpus([], [], {})
     seen: set[tuple[object, ...]] = set()
-    for source, name in zip(config.sources, source_names(config.sources)):
+    for source, name in zip(config.sources, source_names(config.sources), strict=True):
         _read_source(source, name, root, config.prompt_words, corpus, seen)
     corpus.splits = [side(record.prompt, config.split) for record in corpus.records]
     if "train" not in corpus.splits:
@@ -94,7 +95,8 @@ def _read_source(
             continue
         if record.id in places:
             raise UserError(
-                f"{where}: the id {record.id[len(name) + 1 :]!r} was given before ({places[record.id]}): make ids unique."
+                f"{where}: the id {record.id[len(name) + 1 :]!r} was given before, at {places[record.id]}: make ids "
+                "unique, or leave the column out."
             )
         places[record.id] = where
         content = (record.form, str(record.prompt), record.answers, record.label)
@@ -119,8 +121,8 @@ def prompt_key(prompt: Prompt) -> str:
 def side(prompt: Prompt, shares: Split) -> str:
     """The split that a prompt belongs to, by its text alone: not by row order, seed, form or source.
 
-    Equal prompts are on one side, so that no test prompt was trained on; of rated texts the prompt is a function of the text, so equal
-    texts are on one side too.
+    Equal prompts are on one side, so that no test prompt was trained on. The prompt of a rated text is a function of
+    the text, so equal texts are on one side too.
     """
     digest = hashlib.sha256(prompt_key(prompt).encode()).digest()
     share = int.from_bytes(digest[:8], "big") / 2**64

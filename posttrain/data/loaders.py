@@ -1,7 +1,7 @@
 """Read a source's raw rows: JSON lines, JSON, CSV, TSV, Parquet, or a data set of the hub.
 
-A loader knows files and says where a row stands; what a row must hold is the business of `records`. Every fault is one sentence
-with the file, the line and the mend.
+A loader knows files and says where a row stands; what a row must hold is the business of `records`. Every fault is
+one sentence with the file, the line and the mend.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _text(path: Path) -> str:
         start = fault.start + (3 if data.startswith(b"\xef\xbb\xbf") else 0)
         line = data.count(b"\n", 0, start) + 1
         raise UserError(
-            f"{path}, line {line}, byte {start + 1}: 0x{data[start]:02x} is not UTF-8 ({fault.reason}): save the file as UTF-8."
+            f"{path}, line {line}, byte {start + 1}: 0x{data[start]:02x} is not UTF-8: save the file as UTF-8."
         ) from None
 
 
@@ -148,12 +148,15 @@ def _object(where: str, value: Any) -> dict[str, Any]:
 
 
 def _separated(path: Path, text: str, header: list[str] | None, delimiter: str) -> Iterator[RawRow]:
-    """Rows of a CSV (RFC 4180: quoted cells may span lines) or TSV file (no quoting at all, as in IANA's definition)."""
+    """Rows of a CSV (RFC 4180: quoted cells may span lines) or TSV file (no quoting, as IANA defines it)."""
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise UserError(f"{path}, line {line}: a NUL byte: this is not a text table, save it again as UTF-8 text.")
-    quoting = csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting, strict=True)
+    lines = io.StringIO(text, newline="")
+    if delimiter == ",":
+        reader = csv.reader(lines, strict=True)
+    else:
+        reader = csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
     names = header
     while True:
         where = f"{path}, line {reader.line_num + 1}"
@@ -174,7 +177,7 @@ def _separated(path: Path, text: str, header: list[str] | None, delimiter: str) 
                 f"{where}: found {len(cells)} cells, wanted {len(names)} ({', '.join(names)}): mend the row."
             )
         else:
-            yield RawRow(where, dict(zip(names, cells)))
+            yield RawRow(where, dict(zip(names, cells, strict=True)))
 
 
 def _header(where: str, cells: list[str]) -> list[str]:
@@ -205,7 +208,7 @@ def _load_hub(source: Source) -> list[RawRow]:
     except Exception as fault:  # network, authentication, unknown id, unknown split: each library below has its own
         reason = (str(fault).strip() or type(fault).__name__).splitlines()[0]
         raise UserError(
-            f"data.sources: {source.hub} (split {source.hub_split}) cannot be read from the hub ({reason}): check the id and the "
-            "network, or save it as a file under data.path."
+            f"data.sources: {source.hub} (split {source.hub_split}) cannot be read from the hub ({reason}): check "
+            "the id and the network, or save it as a file under data.path."
         ) from None
     return [RawRow(f"{source.hub}, row {number}", dict(row)) for number, row in enumerate(loaded, start=1)]

@@ -10,7 +10,7 @@ _JOINER = "\u200d"
 
 
 def opening_words(text: str, words: int) -> tuple[str, str]:
-    """The first `words` words of `text` and all that follows, its leading space included; the two parts add up to `text`."""
+    """The first `words` words of `text` and all that follows, its space included: they add up to `text`."""
     found = re.match(rf"\s*\S+(?:\s+\S+){{0,{words - 1}}}", text)
     end = found.end() if found else 0
     return text[:end], text[end:]
@@ -19,10 +19,10 @@ def opening_words(text: str, words: int) -> tuple[str, str]:
 def common_opening(first: str, second: str) -> str:
     """The longest common beginning of two texts that ends where a word ends.
 
-    Space at the end of the beginning is left to the answers, because tokenizers keep a space with the word after it. A letter never
-    parts from its accents, nor an emoji from what is joined to it. Empty if the first words already differ.
+    Space at the end of the beginning is left to the answers, because tokenizers keep a space with the word after it. A
+    letter never parts from its accents, nor an emoji from what is joined to it. Empty if the first words differ.
     """
-    end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second)))
+    end = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
     while end and any(_joined(text, end) for text in (first, second)):
         end -= 1
     return first[:end].rstrip()

@@ -18,8 +18,8 @@ class Rated(NamedTuple):
 def rating_pairs(texts: Sequence[Rated], margin: float, per_text: int, seed: int) -> list[tuple[int, int]]:
     """Pairs (better, worse) of indices into `texts`, whose ratings differ by at least `margin` and at all.
 
-    Each text is the better one of up to `per_text` pairs, each with another worse text, drawn evenly from all that are far enough below.
-    Draws and order come from hashes of the seed and the ids: the same for every order of `texts`.
+    Each text is the better one of up to `per_text` pairs, each with another worse text, drawn evenly from all that are
+    far enough below. Draws and order come from hashes of the seed and the ids: the same for every order of `texts`.
 
     Args:
         texts: texts of one source and one split; ids are unique.
@@ -44,5 +44,5 @@ def rating_pairs(texts: Sequence[Rated], margin: float, per_text: int, seed: int
 
 
 def _count_below(ratings: Sequence[float], rating: float, margin: float) -> int:
-    """How many of the sorted `ratings` are lower than `rating` by at least `margin`, with the floats' own subtraction."""
+    """How many of the sorted `ratings` are lower than `rating`, by at least `margin`."""
     return bisect_left(ratings, True, key=lambda lower: not (rating - lower >= margin and rating > lower))

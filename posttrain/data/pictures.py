@@ -13,23 +13,21 @@ INK, GRID = "#333333", "#dddddd"
 COLOURS = ("#3b6ea8", "#d1793b", "#4f9a6b", "#8a5fa8", "#b0484f")
 
 
-def draw_lengths(path: Path, tokens: dict[str, Any], limits: dict[str, int]) -> None:
+def draw_lengths(path: Path, tokens: dict[str, Any], limits: dict[str, int], cut: dict[str, int]) -> None:
     """Histograms of token lengths, one panel for prompts and one for completions, with the length limits.
 
     Args:
         tokens: the card's `tokens`.
         limits: most tokens of "prompt" and "completion".
+        cut: how many of "prompts" and "completions" are cut at their limit.
     """
     figure, panels = _figure(columns=2)
-    for axes, name, colour in zip(panels, ("prompt", "completion"), COLOURS):
-        summary = tokens[name]
-        if summary["count"]:
-            _bars(axes, summary["histogram"], _whole_bins(summary["most"]), colour)
-            axes.axvline(limits[name], color=INK, linestyle="--", linewidth=1, label=f"limit: {limits[name]}")
-            axes.axvline(summary["mean"], color=INK, linestyle=":", linewidth=1, label=f"mean: {summary['mean']:.1f}")
-            axes.legend(frameon=False)
-        axes.set_title(f"{name.capitalize()}s ({summary['count']:,})", loc="left")
-        axes.set_xlabel("tokens, start token and eos included")
+    for axes, name, colour in zip(panels, limits, COLOURS, strict=False):
+        summary, lost = tokens[name], cut[f"{name}s"]
+        _bars(axes, summary["histogram"], colour)
+        _mark(axes, limits[name], "--", f"limit {limits[name]}" + (f" ({lost:,} cut)" if lost else ""))
+        _mark(axes, summary["mean"], ":", f"mean {summary['mean']:.1f}")
+        _caption(axes, f"{name.capitalize()}s ({summary['count']:,})", "tokens, start token and eos included")
     panels[0].set_ylabel("rows")
     _save(figure, path)
 
@@ -41,12 +39,10 @@ def draw_ratings(path: Path, ratings: dict[str, Any]) -> None:
         ratings: the card's `ratings`, with at least one source.
     """
     figure, panels = _figure(columns=len(ratings))
-    for number, (axes, (name, summary)) in enumerate(zip(panels, ratings.items())):
-        _bars(axes, summary["histogram"], 32, COLOURS[number % len(COLOURS)])
-        axes.axvline(summary["mean"], color=INK, linestyle=":", linewidth=1, label=f"mean: {summary['mean']:.2f}")
-        axes.legend(frameon=False)
-        axes.set_title(f"{name} ({summary['count']:,})", loc="left", fontsize=9)
-        axes.set_xlabel("rating")
+    for number, (axes, (name, summary)) in enumerate(zip(panels, ratings.items(), strict=True)):
+        _bars(axes, summary["histogram"], COLOURS[number % len(COLOURS)])
+        _mark(axes, summary["mean"], ":", f"mean {summary['mean']:.2f}")
+        _caption(axes, f"{_short(name)} ({summary['count']:,})", "rating")
     panels[0].set_ylabel("texts")
     _save(figure, path)
 
@@ -66,16 +62,24 @@ def _figure(columns: int) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def _whole_bins(most: float) -> list[float]:
-    """Edges between whole numbers, at most 64 bins of equal width."""
-    width = int(most) // 64 + 1
-    return [0.5 + width * step for step in range(int(most) // width + 1)] + [0.5 + width * (int(most) // width + 1)]
+def _bars(axes: Axes, histogram: dict[str, Any], colour: str) -> None:
+    edges = histogram["edges"]
+    width = edges[1] - edges[0]
+    axes.bar(edges[:-1], histogram["counts"], width, align="edge", color=colour, edgecolor="white", linewidth=0.4)
 
 
-def _bars(axes: Axes, histogram: dict[str, Any], bins: int | list[float], colour: str) -> None:
-    axes.hist(
-        histogram["values"], bins=bins, weights=histogram["counts"], color=colour, edgecolor="white", linewidth=0.3
-    )
+def _mark(axes: Axes, value: float, style: str, label: str) -> None:
+    axes.axvline(value, color=INK, linestyle=style, linewidth=1, label=label)
+
+
+def _caption(axes: Axes, title: str, unit: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10, pad=24)
+    axes.set_xlabel(unit)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.99), ncols=2, frameon=False, fontsize=8)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"...{name[-37:]}"
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -8,8 +8,8 @@
 | preference        | chosen, rejected, and prompt (else: their longest common opening)         |
 | kto               | prompt, completion, label (a boolean)                                     |
 
-An `id` column is used if it is there. A prompt is a text or a list of messages; a completion is a text or the assistant's one message.
-Texts are taken as they are: no space is put between prompt and completion.
+An `id` column is used if it is there. A prompt is a text or a list of messages; a completion is a text or the
+assistant's one message. Texts are taken as they are: no space is put between prompt and completion.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def plain_text(prompt: Prompt) -> str:
     return "".join(f"{message['role'].capitalize()}: {message['content']}\n" for message in prompt) + "Assistant:"
 
 
-class Dropped(Exception):
+class Dropped(Exception):  # noqa: N818 (a verdict, not an error)
     """The row is well-formed and yet of no use; the argument is the reason, to be counted in the data card."""
 
 
-class Fault(ValueError):
+class RowError(ValueError):
     """What is wrong with a row and how to mend it, without the place, which the caller adds."""
 
 
@@ -123,7 +123,7 @@ def make_record(form: Form, source: str, where: str, values: dict[str, Any], pro
     own = where.rsplit(", ", 1)[-1] if _missing(given) or given == "" else str(given)
     try:
         parts = _MAKERS[form](values, prompt_words)
-    except Fault as fault:
+    except RowError as fault:
         raise UserError(f"{where}: {fault}.") from None
     return Record(id=f"{source}/{own}", source=source, where=where, form=form, **parts)
 
@@ -143,11 +143,11 @@ def _prompt_completion(values: dict[str, Any], _: int) -> dict[str, Any]:
 def _messages(values: dict[str, Any], _: int) -> dict[str, Any]:
     messages = _conversation(values["messages"], "messages")
     if messages[-1]["role"] != "assistant":
-        raise Fault(
-            f"the last message is the {messages[-1]['role']}'s, wanted the assistant's: end the conversation with an answer"
+        raise RowError(
+            f"the last message is the {messages[-1]['role']}'s: end the conversation with the assistant's answer"
         )
     if len(messages) == 1:
-        raise Fault("the prompt is empty, there is one message alone: put the user's message before it")
+        raise RowError("the prompt is empty, there is one message alone: put the user's message before it")
     return {"prompt": messages[:-1], "answers": (_filled(messages[-1]["content"], "the last message"),)}
 
 
@@ -158,7 +158,7 @@ def _kto(values: dict[str, Any], _: int) -> dict[str, Any]:
 def _preference(values: dict[str, Any], _: int) -> dict[str, Any]:
     chosen, rejected = (_decoded(values[name]) for name in ("chosen", "rejected"))
     if isinstance(chosen, list) != isinstance(rejected, list):
-        raise Fault("chosen and rejected are of two kinds: give two texts or two lists of messages")
+        raise RowError("chosen and rejected are of two kinds: give two texts or two lists of messages")
     given = _prompt(values["prompt"]) if "prompt" in values else None
     if isinstance(chosen, list):
         parts = _preferred_messages(chosen, rejected, given)
@@ -176,7 +176,7 @@ def _preferred_texts(chosen: str, rejected: str) -> dict[str, Any]:
         raise Dropped("chosen equals rejected")
     prompt = common_opening(chosen, rejected)
     if not prompt.strip():
-        raise Fault("the prompt is empty, chosen and rejected have no common opening: add a prompt column")
+        raise RowError("the prompt is empty, chosen and rejected have no common opening: add a prompt column")
     answers = (chosen[len(prompt) :], rejected[len(prompt) :])
     if not all(answer.strip() for answer in answers):
         raise Dropped("one answer is only the common opening")
@@ -187,14 +187,14 @@ def _preferred_messages(chosen: Any, rejected: Any, given: Prompt | None) -> dic
     pair = [_conversation(value, name) for value, name in ((chosen, "chosen"), (rejected, "rejected"))]
     opening, other = pair[0][:-1], pair[1][:-1]
     if opening != other:
-        raise Fault("chosen and rejected differ before their last message: they must answer the same conversation")
+        raise RowError("chosen and rejected differ before their last message: they must answer the same conversation")
     if any(messages[-1]["role"] != "assistant" for messages in pair):
-        raise Fault("the last message of chosen and of rejected must be the assistant's: end both with an answer")
+        raise RowError("the last message of chosen and of rejected must be the assistant's: end both with an answer")
     if opening and given is not None and given != opening and given != opening[-1]["content"]:
-        raise Fault("the prompt column and the conversations' own opening differ: leave one of the two out")
+        raise RowError("the prompt column and the conversations' own opening differ: leave one of the two out")
     prompt = opening or ([{"role": "user", "content": given}] if isinstance(given, str) else given)
     if not prompt:
-        raise Fault("the prompt is empty: give chosen and rejected the user's message, or add a prompt column")
+        raise RowError("the prompt is empty: give chosen and rejected the user's message, or add a prompt column")
     return {"prompt": prompt, "answers": tuple(_filled(m[-1]["content"], "the last message") for m in pair)}
 
 
@@ -213,13 +213,13 @@ def _missing(value: Any) -> bool:
 
 def _filled(value: Any, name: str) -> str:
     if _missing(value):
-        raise Fault(f"{name} is missing: fill it in or delete the row")
+        raise RowError(f"{name} is missing: fill it in or delete the row")
     if not isinstance(value, str):
-        raise Fault(f"{name} is a {type(value).__name__}, wanted text: mend the row")
+        raise RowError(f"{name} is a {type(value).__name__}, wanted text: mend the row")
     if not value.strip():
-        raise Fault(f"{name} is empty: fill it in or delete the row")
+        raise RowError(f"{name} is empty: fill it in or delete the row")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise Fault(f"{name} holds half of a surrogate pair, which is not text: mend the row")
+        raise RowError(f"{name} holds half of a surrogate pair, which is not text: mend the row")
     return value
 
 
@@ -248,42 +248,42 @@ def _completion(values: dict[str, Any], name: str) -> str:
         return _filled(value, name)
     messages = _conversation(value, name)
     if len(messages) != 1 or messages[0]["role"] != "assistant":
-        raise Fault(f"{name} is a conversation, wanted text or the assistant's one message: mend the row")
+        raise RowError(f"{name} is a conversation, wanted text or the assistant's one message: mend the row")
     return _filled(messages[0]["content"], name)
 
 
 def _conversation(value: Any, name: str) -> list[Message]:
     value = _decoded(value)
     if not isinstance(value, list) or not value:
-        raise Fault(f"{name} must be a list of {{role, content}} with at least one message: mend the row")
+        raise RowError(f"{name} must be a list of {{role, content}} with at least one message: mend the row")
     return [_message(entry, f"{name}[{index}]") for index, entry in enumerate(value)]
 
 
 def _message(entry: Any, name: str) -> Message:
     if not isinstance(entry, dict) or not {"role", "content"} <= entry.keys():
         found = sorted(entry) if isinstance(entry, dict) else type(entry).__name__
-        raise Fault(f"{name}: found {found}, wanted {{role, content}}: mend the message")
+        raise RowError(f"{name}: found {found}, wanted {{role, content}}: mend the message")
     if entry["role"] not in ROLES:
-        raise Fault(f"{name}: the role is {entry['role']!r}, wanted one of {', '.join(ROLES)}: mend the message")
+        raise RowError(f"{name}: the role is {entry['role']!r}, wanted one of {', '.join(ROLES)}: mend the message")
     return {"role": entry["role"], "content": _filled(entry["content"], f"{name}.content")}
 
 
 def _number(value: Any) -> float:
     if _missing(value) or value == "":
-        raise Fault("the rating is missing: fill it in or delete the row")
+        raise RowError("the rating is missing: fill it in or delete the row")
     try:
         number = math.nan if isinstance(value, bool) or "_" in str(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        raise Fault(f"the rating {value!r} is not a finite number: mend the row")
+        raise RowError(f"the rating {value!r} is not a finite number: mend the row")
     return number
 
 
 def _boolean(value: Any) -> bool:
     if _missing(value) or value == "":
-        raise Fault("the label is missing: fill it in or delete the row")
+        raise RowError("the label is missing: fill it in or delete the row")
     word = str(value).strip().lower() if isinstance(value, (bool, int, float, str)) else ""
     if word in _TRUE or word in _FALSE:
         return word in _TRUE
-    raise Fault(f"the label {value!r} is not a boolean: write true or false")
+    raise RowError(f"the label {value!r} is not a boolean: write true or false")

@@ -1,9 +1,9 @@
 """THE one function that turns a record into token ids: every form, every stage that ever sees text.
 
 - Prompt and completion are tokenised apart: the prompt's ids are a prefix of the sequence by construction.
-- A plain prompt begins with one start token (the BOS; the eos where the tokenizer has no BOS). A conversation is rendered by the
-  tokenizer's chat template; without one, as lines "System: ...", "User: ...", "Assistant: ..." that end with "Assistant:", the answer
-  after a space.
+- A plain prompt begins with one start token (the BOS; the eos where the tokenizer has no BOS). A conversation is rendered
+  by the tokenizer's chat template; without one, as lines "System: ...", "User: ...", "Assistant: ..." that end with
+  "Assistant:", the answer after a space.
 - A completion ends with exactly one eos, unless it is cut by the length limit: then with none.
 - Names of special tokens inside a user's text are text.
 """
@@ -61,13 +61,13 @@ def render(records: Sequence[Record], tokenizer: Tokenizer, limits: Limits) -> l
     """Render and tokenise `records`, in their order.
 
     Raises:
-        UserError: naming the row: a prompt over `limits.prompt` under the policy "error", or as long as the model's window; a prompt
-            or completion without a token; a conversation that the chat template refuses.
+        UserError: naming the row: a prompt over `limits.prompt` under the policy "error", or as long as the model's window;
+            a prompt or completion without a token; a conversation that the chat template refuses.
     """
     prompts = _prompt_ids(records, tokenizer)
     answers = iter(tokenizer.encode_continuations([text for record in records for text in _answers(record, tokenizer)]))
     rows = []
-    for record, prompt in zip(records, prompts):
+    for record, prompt in zip(records, prompts, strict=True):
         ids = [next(answers) for _ in record.answers]
         rows.append(_row(record, prompt, ids, tokenizer, limits))
     return rows
@@ -162,6 +162,6 @@ def _within(record: Record, prompt: list[int], limits: Limits, start_id: int) ->
         head = prompt[:1] if prompt[0] == start_id else []
         return head + prompt[len(prompt) - (limits.prompt - len(head)) :]
     raise UserError(
-        f"{record.where}: the prompt has {len(prompt)} tokens, data.max_prompt_tokens is {limits.prompt}: raise it, or set "
-        "data.too_long_prompt to drop or truncate_left."
+        f"{record.where}: the prompt has {len(prompt)} tokens, data.max_prompt_tokens is {limits.prompt}: raise it, or "
+        "set data.too_long_prompt to drop or truncate_left."
     )

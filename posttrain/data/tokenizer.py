@@ -38,8 +38,8 @@ class Tokenizer:
     """A fast tokenizer with the few facts that rendering and generating need.
 
     Attributes:
-        bos_id, eos_id, pad_id: ids of the special tokens; `bos_id` may be None; `pad_id` is `eos_id` where the tokenizer has
-            no padding token (padding is masked by length, never by id).
+        bos_id, eos_id, pad_id: ids of the special tokens; `bos_id` may be None; `pad_id` is `eos_id` where the
+            tokenizer has no padding token (padding is masked by length, never by id).
         start_id: what stands before a sequence that has no beginning of its own: the BOS, or the eos without one.
     """
 
@@ -148,7 +148,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None:
     """Train the built-in base's byte-level BPE and save it in transformers' form; equal texts give equal bytes.
 
-    Digits stand alone, any text can be encoded, and decoding gives the text back exactly. <|pad|>, <|bos|> and <|eos|> are ids 0, 1, 2.
+    Digits stand alone, any text can be encoded, and decoding gives the text back exactly. <|pad|>, <|bos|> and <|eos|>
+    are ids 0, 1, 2.
 
     Args:
         texts: the texts to learn from (the training split's).
@@ -156,10 +157,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         folder: made if missing.
     """
     fast = tokenizers.Tokenizer(models.BPE())
-    fast.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    fast.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
         special_tokens=[PAD, BOS, EOS],
@@ -167,7 +168,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, folder: Path) -> None
         show_progress=False,
     )
     fast.train_from_iterator(texts, trainer)
-    fast.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+    fast.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, fast.token_to_id(BOS))]
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,7 +23,7 @@ BATCH = 1024  # records that are tokenised between two looks at a signal
 
 
 def run(stage: Stage) -> None:
-    """Inputs: raw (data_verified.json: data.path was verified), model. Writes the tables, tokenizer/, the card and its pictures."""
+    """Inputs: raw (data_verified.json: the files were checked), model. Outputs: tables, tokenizer/, data card."""
     config = stage.config.data
     corpus = read_corpus(config, Path(config.path))
     _log_corpus(stage, corpus)
@@ -95,7 +94,7 @@ def _write_card(stage: Stage, facts: Facts) -> None:
     settings = facts["settings"]
     write_card(stage.out, facts)
     limits = {"prompt": settings["max_prompt_tokens"], "completion": settings["max_completion_tokens"]}
-    pictures.draw_lengths(stage.out / "lengths.png", facts["tokens"], limits)
+    pictures.draw_lengths(stage.out / "lengths.png", facts["tokens"], limits, facts["cut"])
     if facts["ratings"]:
         pictures.draw_ratings(stage.out / "ratings.png", facts["ratings"])
     for name, counts in facts["tables"].items():
