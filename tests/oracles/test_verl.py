@@ -1,7 +1,7 @@
 """Our functions against verl's `core_algos`, from stored vectors (recompute/verl_vectors.py made them).
 
 Known differences of definition, each undone where it is compared:
-- verl adds 1e-8 to the token count of a masked mean (whitening, clip fractions, a row's own mean); we divide by the count.
+- verl adds 1e-8 to the token count of a masked mean (whitening, clip fractions, a row's own mean); ours is exact.
 - verl's k3 is held at 10 and its log-ratio at 20; ours has no ceiling. Neither is reached by the inputs.
 - verl clips a second time at ratio 3 for negative advantages (dual clip). Not reached: its share is stored as 0.
 - verl leaves values at masked tokens (GAE, KL penalties); ours are zeros. Compared where unmasked.

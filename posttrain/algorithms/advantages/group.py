@@ -12,9 +12,9 @@ EPSILON = 1e-6
 def group_advantages(scores: Tensor, groups: Tensor, scale_by_std: bool) -> Tensor:
     """Score minus the group's mean, divided by the group's unbiased standard deviation + 1e-6 if `scale_by_std`.
 
-    scores: [N], NaN (or infinite) for a sample that is excluded. groups: [N] int64, the same number for samples of the same prompt,
-    in any order. Returns [N] without gradient. Excluded samples are no part of their group's statistics and get 0. A
-    group whose scores are all equal, or that has one sample left, gets exact zeros.
+    scores: [N], NaN (or infinite) for a sample that is excluded. groups: [N] int64, the same number for samples of the
+    same prompt, in any order. Returns [N] without gradient. Excluded samples are no part of their group's statistics
+    and get 0. A group whose scores are all equal, or that has one sample left, gets exact zeros.
 
     Source: GRPO, arXiv:2402.03300 section 4.1.2; without the division, Dr. GRPO, arXiv:2503.20783 section 3.2.
     """

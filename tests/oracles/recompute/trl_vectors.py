@@ -1,8 +1,8 @@
 """Vectors of TRL's trainers: their own loss methods, called on float64 toy models with ragged completions.
 
 Run it in an environment of its own (trl.txt) with `--write` or without, see vectors.py. The trainers are built around a
-tiny Llama because they want a model; their loss methods then get the bigram model below, whose float64 log-probabilities
-per token are stored together with the loss and its gradient with respect to them.
+tiny Llama because they want a model; their loss methods then get the bigram model below, whose float64
+log-probabilities per token are stored together with the loss and its gradient with respect to them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def dpo(beta: float, seed: int) -> dict[str, Any]:
         processing_class=tokenizer(),
     )
     rng = random.Random(seed)
-    columns = zip(ragged(rng, 6, 3), ragged(rng, 6, 7), ragged(rng, 6, 7))
+    columns = zip(ragged(rng, 6, 3), ragged(rng, 6, 7), ragged(rng, 6, 7), strict=True)
     rows = [{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r} for p, c, r in columns]
     batch = trainer.data_collator(rows)
     policy, trainer.ref_model = Bigram(seed, 1.0), Bigram(seed + 1, 1.5)
@@ -118,7 +118,7 @@ def kto(beta: float, weights: tuple[float, float], seed: int, labels: list[bool]
     rng = random.Random(seed)
     prompts, completions = ragged(rng, len(labels), 3), ragged(rng, len(labels), 7)
     mismatched = [completions[-1], *completions[:-1]]
-    columns = zip(prompts, completions, mismatched, labels)
+    columns = zip(prompts, completions, mismatched, labels, strict=True)
     rows = [{"prompt_ids": p, "completion_ids": c, "KL_completion_ids": m, "label": y} for p, c, m, y in columns]
     batch = trainer.data_collator(rows)
     policy, trainer.ref_model = Bigram(seed, 1.0), Bigram(seed + 1, 1.5)

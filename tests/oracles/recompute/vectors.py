@@ -17,7 +17,8 @@ def differences(stored: Any, fresh: Any, where: str = "") -> list[str]:
     if isinstance(stored, dict) and isinstance(fresh, dict) and stored.keys() == fresh.keys():
         return [line for key in stored for line in differences(stored[key], fresh[key], f"{where}/{key}")]
     if isinstance(stored, list) and isinstance(fresh, list) and len(stored) == len(fresh):
-        return [line for i, pair in enumerate(zip(stored, fresh)) for line in differences(*pair, f"{where}[{i}]")]
+        pairs = enumerate(zip(stored, fresh, strict=True))
+        return [line for i, pair in pairs for line in differences(*pair, f"{where}[{i}]")]
     if isinstance(stored, (int, float)) and isinstance(fresh, (int, float)):
         return [] if math.isclose(stored, fresh, rel_tol=RTOL, abs_tol=RTOL) else [f"{where}: {stored} != {fresh}"]
     return [] if stored == fresh else [f"{where}: {stored!r} != {fresh!r}"]
