@@ -12,7 +12,7 @@ class UserError(Exception):
     """
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 - it is no error
     """The stage was asked to stop and has written its checkpoint; the exit status is 128 + `signum`."""
 
     def __init__(self, signum: int = signal.SIGINT) -> None:

@@ -32,8 +32,8 @@ def publish(work: Path, target: Path) -> None:
             _fsync(Path(folder) / name)
         _fsync(Path(folder))
     if target.exists():
-        os.rename(target, old)
-    os.rename(work, target)
+        target.rename(old)
+    work.rename(target)
     _fsync(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -53,7 +53,7 @@ def repair(target: Path) -> None:
         return
     if target.exists():
         target.rmdir()
-    os.rename(old, target)
+    old.rename(target)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -64,7 +64,7 @@ def write_atomic(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     _fsync(path.parent)

@@ -177,7 +177,7 @@ def _fault(fault: dict[str, Any]) -> str:
         return f"{key}.method is {limits['tag']!r}, which is none of {', '.join(_methods())}; {hint}".rstrip("; ")
     if kind == "value_error":
         reason = str(limits["error"])
-        return f"{key}: {reason}" if key and not reason.startswith(key) else reason
+        return reason if not key or reason.startswith(key) else f"{key}: {reason}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} is {_short(value)}; it should be a mapping of keys"
     message = fault["msg"].removeprefix("Input should be ").removeprefix("Value should have ")

@@ -6,7 +6,7 @@ step, in samples) and `microbatch_tokens` (one forward pass, in tokens, padding 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,6 +20,16 @@ class Section(BaseModel):
     """A part of the configuration: immutable, with no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_bool_for_number(cls, values: Any) -> Any:
+        """YAML's yes and no would become 1 and 0."""
+        for name, value in values.items() if isinstance(values, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation is not bool:
+                raise ValueError(f"{name} is {str(value).lower()}, where a number or a text belongs")
+        return values
 
 
 # --- data -----------------------------------------------------------------------------------------------------------

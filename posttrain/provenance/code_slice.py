@@ -2,14 +2,14 @@
 
 What counts: imports anywhere in a module, also inside functions; the `__init__` of every package on the way; where a
 method is given, the modules named by its entry in the registry ("module:function"). What does not: imports under
-TYPE_CHECKING; and the modules in DATA, whose content is a table or a schema. Of these only the part that the stage is
-given matters, and that part is in the stage key itself: the slice of the config, and the method's resolved entry.
+TYPE_CHECKING; and the modules in APART.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import importlib
 import json
 import re
@@ -23,17 +23,14 @@ from posttrain.provenance.digests import text_digest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "posttrain"
 REGISTRY = "posttrain.algorithms.registry"
-DATA = frozenset(
-    {
-        REGISTRY,
-        "posttrain.config",
-        "posttrain.config.load",
-        "posttrain.config.schema",
-        "posttrain.cli",
-        "posttrain.__main__",
-    }
+# The command line, which decides nothing of a stage's outputs.
+COMMAND_LINE = frozenset(
+    {"posttrain.__main__", "posttrain.cli", "posttrain.platforms.policy", "posttrain.runtime.signals"}
 )
-# Run on the host before any stage, or read results only: nothing in a stage's outputs comes from them.
+# Tables and schemas: only the part that a stage is given matters, and that part is in the stage key itself, as the slice
+# of the config and as the method's resolved entry.
+DATA = frozenset({REGISTRY, "posttrain.config", "posttrain.config.load", "posttrain.config.schema"})
+APART = COMMAND_LINE | DATA
 _REFERENCE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")
 
 
@@ -61,7 +58,7 @@ def code_slice(stage: str, method: str | None = None, root: Path = ROOT) -> Slic
 def strangers(found: Slice) -> list[str]:
     """Modules of ours that this process has imported although they are outside the slice."""
     ours = {name for name in sys.modules if name.split(".")[0] == PACKAGE}
-    return sorted(ours - set(found.modules) - DATA)
+    return sorted(ours - set(found.modules) - APART)
 
 
 def _registry_entry(method: str) -> dict[str, object]:
@@ -81,7 +78,7 @@ def _reach(starts: Iterable[str], root: Path) -> dict[str, Path]:
         name = waiting.pop()
         waiting += [] if "." not in name else [name.rpartition(".")[0]]
         path = _file(name, root)
-        if path is None or name in modules or name in DATA:
+        if path is None or name in modules or name in APART:
             continue
         modules[name] = path
         waiting += _parse(path, path.stat().st_mtime_ns, root)[1]
@@ -96,14 +93,14 @@ def _file(name: str, root: Path) -> Path | None:
     return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _parse(path: Path, mtime: int, root: Path) -> tuple[str, tuple[str, ...]]:
     """Digest of the file's bytes, and the names that it imports (modules, or things in them). Cached by time."""
     content = path.read_bytes()
     name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found = dict.fromkeys(_imports(ast.parse(content, str(path)), package))
-    return text_digest(content.decode("utf-8")), tuple(found)
+    return hashlib.sha256(content).hexdigest(), tuple(found)
 
 
 def _imports(node: ast.AST, package: str) -> Iterator[str]:

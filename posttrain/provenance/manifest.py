@@ -66,7 +66,7 @@ def faults(folder: Path, manifest: Manifest, cache: DigestCache) -> list[str]:
 
 
 def verify(folder: Path, cache: DigestCache) -> Manifest:
-    """The manifest, once every file of the folder is as it says. Raises `UserError` that names the first that is not."""
+    """The manifest, once every file of the folder is as it says. Raises `UserError` naming the first that is not."""
     manifest = read(folder)
     found = faults(folder, manifest, cache)
     if found:

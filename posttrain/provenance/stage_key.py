@@ -17,6 +17,6 @@ def stage_key(
     code: str,
     image: str,
 ) -> str:
-    """32 hex digits. `config` is the stage's slice as plain values, `inputs` digests by name, `code` the code slice's."""
+    """32 hex digits. `config` is the stage's slice as plain values, `inputs` and `code` are digests."""
     parts = {"stage": stage, "run": run, "config": config, "inputs": inputs, "code": code, "image": image}
     return text_digest(json.dumps(parts, sort_keys=True, allow_nan=False))[:32]

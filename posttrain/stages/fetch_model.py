@@ -1,0 +1,135 @@
+"""fetch_model (host): the base model into results/, from the hub, a local folder, or a note that it is built in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posttrain.config.schema import Model
+from posttrain.errors import UserError
+from posttrain.provenance.digests import DigestCache, text_digest
+
+if TYPE_CHECKING:
+    from posttrain.stages.runner import Stage
+
+BUILT_IN = "built-in: tiny"
+# Weights as safetensors only, and no generation_config.json: the experiment's own sampling settings hold.
+PATTERNS = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template*",
+)
+CODE = "*.py"
+
+
+def run(stage: Stage) -> None:
+    """Output: model/, a folder in transformers' form, or config.json {"built_in": "tiny"}."""
+    settings = stage.config.model
+    folder = stage.out / "model"
+    folder.mkdir()
+    if settings.base == BUILT_IN:
+        (folder / "config.json").write_text(json.dumps({"built_in": "tiny"}) + "\n", encoding="utf-8")
+        return
+    source = local_folder(settings.base) or _download(settings)
+    _refuse_incomplete(source, settings)
+    for path in _wanted(source, settings):
+        stage.log.info("%s, %.1f MB", path.name, path.stat().st_size / 1e6)
+        copy_file(path, folder / path.name)
+
+
+def local_folder(base: str) -> Path | None:
+    """The folder that `model.base` means, None where it is the id of a model on the hub.
+
+    Raises `UserError` for something that is written as a path and is not there.
+    """
+    path = Path(base).expanduser()
+    if path.is_dir():
+        return path
+    if base.startswith(("/", "./", "../", "~")) or base.count("/") > 1:
+        raise UserError(
+            f"model.base: the folder {base} does not exist; give a folder, an id on the hub, or '{BUILT_IN}'"
+        )
+    return None
+
+
+def source_digest(base: str, cache: DigestCache) -> str:
+    """What makes fetch_model run again beside the config: the content of a local folder; empty for any other base."""
+    folder = None if base == BUILT_IN else local_folder(base)
+    if folder is None:
+        return ""
+    files = {path.name: cache.digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    cache.save()
+    return text_digest(json.dumps(files))
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file's bytes; on a file system that can (btrfs, XFS) they share the same blocks."""
+    with source.open("rb") as reader, target.open("wb") as writer:
+        left = source.stat().st_size
+        try:
+            while left and (done := os.copy_file_range(reader.fileno(), writer.fileno(), left)):
+                left -= done
+        except (OSError, AttributeError):  # not between these file systems, or not on this system
+            shutil.copyfile(source, target)
+
+
+def _wanted(source: Path, settings: Model) -> list[Path]:
+    patterns = [*PATTERNS, CODE] if settings.trust_remote_code else PATTERNS
+    files = [path for path in sorted(source.iterdir()) if path.is_file()]
+    return [path for path in files if any(fnmatch(path.name, pattern) for pattern in patterns)]
+
+
+def _refuse_incomplete(source: Path, settings: Model) -> None:
+    names = [path.name for path in _wanted(source, settings)]
+    needs = {
+        "config.json": "config.json",
+        "*.safetensors": "weights as *.safetensors",
+        "tokenizer.json": "tokenizer.json",
+    }
+    lacks = [what for pattern, what in needs.items() if not any(fnmatch(name, pattern) for name in names)]
+    if lacks:
+        raise UserError(
+            f"model.base: {settings.base} has no {' and no '.join(lacks)}; "
+            "save model and tokenizer there with save_pretrained, or choose another"
+        )
+
+
+def _download(settings: Model) -> Path:
+    """The hub's snapshot in the user's own hub cache."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    base = settings.base
+    patterns = [*PATTERNS, CODE] if settings.trust_remote_code else list(PATTERNS)
+    try:
+        folder = snapshot_download(base, revision=settings.revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+    except GatedRepoError:
+        raise UserError(
+            f"model.base: {base} asks for a licence; accept it on the hub and log in with 'hf auth login'"
+        ) from None
+    except (RepositoryNotFoundError, HFValidationError):
+        raise UserError(f"model.base: {base} is neither a folder here nor a model on the hub; mend the name") from None
+    except RevisionNotFoundError:
+        raise UserError(
+            f"model.revision: {base} has no revision {settings.revision!r}; mend it or leave it out"
+        ) from None
+    except Exception as error:  # the hub's client raises its transport's errors, which differ from version to version
+        if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
+            raise  # a fault of this machine's disk
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UserError(
+            f"model.base: {base} could not be fetched from the hub ({reason}); "
+            "check the network, or give the path of a local folder"
+        ) from None
+    return Path(folder)
