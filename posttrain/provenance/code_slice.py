@@ -27,8 +27,8 @@ REGISTRY = "posttrain.algorithms.registry"
 COMMAND_LINE = frozenset(
     {"posttrain.__main__", "posttrain.cli", "posttrain.platforms.policy", "posttrain.runtime.signals"}
 )
-# Tables and schemas: only the part that a stage is given matters, and that part is in the stage key itself, as the slice
-# of the config and as the method's resolved entry.
+# Tables and schemas: only the part that a stage is given matters, and that part is in the stage key itself, as the
+# slice of the config and as the method's resolved entry.
 DATA = frozenset({REGISTRY, "posttrain.config", "posttrain.config.load", "posttrain.config.schema"})
 APART = COMMAND_LINE | DATA
 _REFERENCE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")
