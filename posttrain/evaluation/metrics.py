@@ -13,6 +13,8 @@ from posttrain.evaluation.diversity import distinct_2, repetition
 from posttrain.evaluation.statistics import Estimate
 from posttrain.runtime.seeds import derive
 
+PAIRED = ("eval/reward_gain", "eval/win_rate")  # what `paired` gives
+
 Row = Mapping[str, Any]
 
 
