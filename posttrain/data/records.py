@@ -215,7 +215,7 @@ def _filled(value: Any, name: str) -> str:
     if _missing(value):
         raise RowError(f"{name} is missing: fill it in or delete the row")
     if not isinstance(value, str):
-        raise RowError(f"{name} is a {type(value).__name__}, wanted text: mend the row")
+        raise RowError(f"{name} is of type {type(value).__name__}, wanted text: mend the row")
     if not value.strip():
         raise RowError(f"{name} is empty: fill it in or delete the row")
     if any("\ud800" <= character <= "\udfff" for character in value):

@@ -1,9 +1,9 @@
 """THE one function that turns a record into token ids: every form, every stage that ever sees text.
 
 - Prompt and completion are tokenised apart: the prompt's ids are a prefix of the sequence by construction.
-- A plain prompt begins with one start token (the BOS; the eos where the tokenizer has no BOS). A conversation is rendered
-  by the tokenizer's chat template; without one, as lines "System: ...", "User: ...", "Assistant: ..." that end with
-  "Assistant:", the answer after a space.
+- A plain prompt begins with one start token (the BOS; the eos where the tokenizer has no BOS). A conversation is
+  rendered by the tokenizer's chat template; without one, as lines "System: ...", "User: ...", "Assistant: ..." that end
+  with "Assistant:", the answer after a space.
 - A completion ends with exactly one eos, unless it is cut by the length limit: then with none.
 - Names of special tokens inside a user's text are text.
 """
@@ -61,7 +61,7 @@ def render(records: Sequence[Record], tokenizer: Tokenizer, limits: Limits) -> l
     """Render and tokenise `records`, in their order.
 
     Raises:
-        UserError: naming the row: a prompt over `limits.prompt` under the policy "error", or as long as the model's window;
+        UserError: naming the row: a prompt over `limits.prompt` under the policy "error", or as long as the window;
             a prompt or completion without a token; a conversation that the chat template refuses.
     """
     prompts = _prompt_ids(records, tokenizer)
