@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -16,6 +14,9 @@ class RewardModule(nn.Module):
 
     The last real token is found by the mask, so neither the padding's side nor its id matters.
     """
+
+    trunk: PreTrainedModel
+    score: nn.Linear
 
     def __init__(self, trunk: PreTrainedModel, score: nn.Linear) -> None:
         super().__init__()
@@ -42,6 +43,9 @@ class ValueModule(nn.Module):
     Padding has values too: the caller masks them.
     """
 
+    trunk: PreTrainedModel
+    head: nn.Linear
+
     def __init__(self, trunk: PreTrainedModel, head: nn.Linear) -> None:
         super().__init__()
         self.trunk = trunk
@@ -55,8 +59,7 @@ class ValueModule(nn.Module):
     @classmethod
     def from_reward(cls, reward: RewardModule) -> ValueModule:
         """Takes over the reward module's trunk and score (no copy)."""
-        trunk: Any = reward.trunk
-        return cls(trunk, reward.score)
+        return cls(reward.trunk, reward.score)
 
     def forward(self, batch: SequenceBatch) -> Tensor:
         hidden = _hidden_states(self.trunk, batch)

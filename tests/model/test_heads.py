@@ -27,7 +27,7 @@ def sided(rows: list[Row], side: str) -> SequenceBatch:
 
 def score_by_hand(module: RewardModule, row: Row) -> float:
     ids = torch.tensor([[*row[0], *row[1]]])
-    return float((module.trunk(ids).last_hidden_state[0, -1] * module.score.weight[0]).sum())
+    return (module.trunk(ids).last_hidden_state[0, -1] @ module.score.weight[0]).item()
 
 
 @pytest.mark.parametrize("arch", ALL)

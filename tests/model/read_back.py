@@ -1,0 +1,37 @@
+"""Reads exported folders with another transformers; run by test_export.py as `PYTHON read_back.py FOLDER ...`.
+
+Prints one JSON line per folder: its logits (or its score) for fixed ids, its dtype and the ids of a fixed text. Imports
+nothing of ours, as the other environment holds torch and transformers alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+IDS = [1, 5, 9, 200, 7, 33, 2]
+TEXT = "the film was not good"
+
+
+def read(folder: str) -> dict[str, object]:
+    """What transformers makes of the folder."""
+    classifier = AutoConfig.from_pretrained(folder).architectures[0].endswith("SequenceClassification")
+    auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    model = auto.from_pretrained(folder).eval()
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits[0]
+    return {
+        "transformers": transformers.__version__,
+        "dtype": str(model.dtype),
+        "logits": logits.float().tolist(),
+        "ids": AutoTokenizer.from_pretrained(folder)(TEXT)["input_ids"],
+    }
+
+
+if __name__ == "__main__":
+    for path in sys.argv[1:]:
+        print(json.dumps(read(path)))
