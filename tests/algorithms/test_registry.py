@@ -18,9 +18,9 @@ def test_every_configured_method_is_registered_and_no_other():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_part_resolves(name):
-    for part, entry in METHODS[name].parts.items():
-        assert resolve(entry).__module__ == entry.partition(":")[0], part
+def test_every_entry_resolves(name):
+    for entry in [METHODS[name].trainer, *METHODS[name].parts.values()]:
+        assert resolve(entry).__module__ == entry.partition(":")[0]
 
 
 def test_importing_the_registry_imports_no_method_and_no_torch():
