@@ -13,7 +13,7 @@ from posttrain.errors import UserError
 from posttrain.provenance.digests import DigestCache, file_digest, files_below
 
 # Files beside the manifest that may differ between two equal runs.
-NOT_OUTPUTS = {MANIFEST, "run.json", "metrics.jsonl"}
+NOT_OUTPUTS = {MANIFEST, "run.json", "metrics.jsonl", "report.html"}
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "datasets", "numpy", "pandas", "pyarrow", "pydantic")
 
