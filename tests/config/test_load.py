@@ -1,0 +1,167 @@
+"""The config: every refusal names the key and the mend, and every stage's slice holds only what it may read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from posttrain.config.load import (
+    SECTIONS,
+    json_schema,
+    load_config,
+    parse_config,
+    resolved_yaml,
+    stage_slice,
+)
+from posttrain.config.schema import Config
+from posttrain.errors import UserError
+
+BASE = """
+experiment: x
+data: {sources: [{file: a.txt, form: ratings}]}
+model: {base: "built-in: tiny"}
+runs:
+  ppo: {method: ppo, kl_coef: 0.1, seed: 7}
+  dpo: {method: dpo}
+"""
+
+
+def message(tmp_path: Path, text: str | bytes) -> str:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    found = str(caught.value)
+    assert len(found.splitlines()) <= 5
+    assert "experiment.yaml" in found
+    return found
+
+
+def test_a_good_file_loads(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(BASE)
+    config = load_config(path)
+    assert config.runs["ppo"].kl_coef == 0.1 and config.runs["dpo"].beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("kl_coef", "kl_coeff", ["runs.ppo.kl_coeff", "nearest is runs.ppo.kl_coef"]),
+        ("experiment: x", "experiment: x\nsead: 3", ["sead", "nearest is seed"]),
+        ("form: ratings", "form: ratings, fyle: b", ["data.sources.0.fyle", "nearest is data.sources.0.file"]),
+        ("method: dpo", "method: dpo, kl_coef: 1", ["runs.dpo.kl_coef", "the keys here are", "beta"]),
+        ("method: dpo", "method: dpoo", ["runs.dpo.method", "'dpoo'", "did you mean 'dpo'", "kto, ppo, grpo"]),
+        ("{method: dpo}", "{beta: 1}", ["runs.dpo.method is missing", "dpo, kto, ppo, grpo"]),
+        ("dpo: {method: dpo}", "dpo:", ["runs.dpo", "mapping"]),
+        ("kl_coef: 0.1", "kl_coef: -1", ["runs.ppo.kl_coef is -1", "greater than or equal to 0"]),
+        ("kl_coef: 0.1", "kl_coef: .inf", ["runs.ppo.kl_coef is inf", "finite"]),
+        ("kl_coef: 0.1", "steps: yes", ["runs.ppo", "steps is true", "number"]),
+        ("form: ratings", "form: rating", ["data.sources.0.form is 'rating'", "'ratings'", "'kto'"]),
+        ("file: a.txt", "file: a.txt, hub: b", ["data.sources.0", "exactly one of 'file' and 'hub'"]),
+        ("experiment: x", "experiment: x\nsft: 3", ["sft is 3", "a mapping"]),
+        ("experiment: x", "seed: 1", ["experiment is missing"]),
+        ("experiment: x", "experiment: a/b", ["experiment is 'a/b'"]),
+        ("  dpo:", "  sft:", ["runs.sft", "another"]),
+        ("  dpo:", "  d p o:", ["runs.d p o", "letters, digits"]),
+        ("experiment: x", "experiment: x\nseed: 1\nseed: 2", ["line 4", "'seed'", "twice"]),
+        ('"built-in: tiny"', "a: b: c", ["line 4"]),
+    ],
+)
+def test_a_wrong_file_names_key_and_mend(tmp_path: Path, old: str, new: str, wanted: list[str]) -> None:
+    assert old in BASE
+    found = message(tmp_path, BASE.replace(old, new))
+    for part in wanted:
+        assert part in found
+
+
+def test_many_faults_stay_short(tmp_path: Path) -> None:
+    found = message(tmp_path, BASE + "a1: 1\na2: 2\na3: 3\na4: 4\na5: 5\n")
+    assert "and 2 more" in found
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"", "is empty"),
+        (b"# only a comment\n", "holds nothing"),
+        (b"- a\n", "holds a list"),
+        (b"experiment: caf\xe9\n", "line 1: not UTF-8 (byte 0xe9)"),
+        (b"experiment: [x\n", "line 2"),
+        (b"!!python/object/apply:os.getcwd []\n", "line 1"),
+    ],
+)
+def test_other_content(tmp_path: Path, content: bytes, wanted: str) -> None:
+    assert wanted in message(tmp_path, content)
+
+
+def test_absent_file_and_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing.yaml does not exist"):
+        load_config(tmp_path / "nothing.yaml")
+    with pytest.raises(UserError, match="is a folder"):
+        load_config(tmp_path)
+
+
+def test_windows_byte_order_mark_and_line_ends_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + BASE.replace("\n", "\r\n").encode())
+    assert load_config(path).experiment == "x"
+
+
+def test_resolved_yaml_loads_to_the_same_config() -> None:
+    config = parse_config(yaml.safe_load(BASE), "test")
+    text = resolved_yaml(config)
+    assert parse_config(yaml.safe_load(text), "test") == config
+    assert "checkpoint_every" in text
+
+
+def config_with(change: str = "", new: str = "") -> Config:
+    return parse_config(yaml.safe_load(BASE.replace(change, new)), "test")
+
+
+def test_slices_hold_their_sections_only() -> None:
+    config = config_with()
+    for stage, names in SECTIONS.items():
+        part = stage_slice(config, stage, "ppo")
+        assert set(part.as_dict()) == set(names)
+        json.dumps(part.as_dict())
+    with pytest.raises(AttributeError, match="outside this stage's slice"):
+        _ = stage_slice(config, "sft").data
+
+
+def test_a_runs_seed_wins_and_concerns_only_its_run() -> None:
+    config = config_with()
+    assert stage_slice(config, "post_train", "ppo").seed == 7
+    assert stage_slice(config, "post_train", "dpo").seed == 0
+    other = config_with("seed: 7", "seed: 8")
+    assert stage_slice(config, "post_train", "dpo").as_dict() == stage_slice(other, "post_train", "dpo").as_dict()
+    assert stage_slice(config, "post_train", "ppo").as_dict() != stage_slice(other, "post_train", "ppo").as_dict()
+
+
+def test_compare_reads_only_the_bootstrap() -> None:
+    one = stage_slice(config_with("runs:", "evaluation: {prompts: 3}\nruns:"), "compare")
+    assert one.as_dict() == stage_slice(config_with(), "compare").as_dict()
+    assert one.evaluation.bootstrap == 1000
+
+
+def test_unknown_run_and_stage() -> None:
+    with pytest.raises(UserError, match="no run 'grpo'"):
+        stage_slice(config_with(), "post_train", "grpo")
+    with pytest.raises(UserError, match="no stage 'train'"):
+        stage_slice(config_with(), "train")
+
+
+def test_the_committed_schema_is_the_generated_one() -> None:
+    """`posttrain schema --output workflow/schemas/config.schema.json` writes it."""
+    path = Path(__file__).parents[2] / "workflow" / "schemas" / "config.schema.json"
+    assert json.loads(path.read_text()) == json_schema()
+
+
+def test_the_schema_accepts_a_good_file_and_refuses_an_unknown_key() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(yaml.safe_load(BASE), json_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(yaml.safe_load(BASE.replace("kl_coef", "kl_coeff")), json_schema())
