@@ -40,15 +40,15 @@ class Learner:
         Raises:
             UserError: the gradient is not finite.
         """
-        totals: dict[str, float] = {"loss": 0.0}
+        totals: dict[str, Tensor | float] = {}
         for loss, stats in losses:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             self._collect()
             for name, value in {"loss": loss, **stats}.items():
-                totals[name] = totals.get(name, 0.0) + float(value)
-        totals["learning_rate"] = learning_rate(self._settings, self._peak_rate, step)
-        totals["grad_norm"] = self._step(totals["learning_rate"])
-        return totals
+                totals[name] = totals.get(name, 0.0) + (value.detach() if isinstance(value, Tensor) else value)
+        rate = learning_rate(self._settings, self._peak_rate, step)
+        totals.update(learning_rate=rate, grad_norm=self._step(rate))
+        return {name: float(value) for name, value in totals.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """The exact state: every training parameter and its moments, under `model/` and `optimiser/`."""

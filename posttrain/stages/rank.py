@@ -35,8 +35,8 @@ def run(stage: Stage) -> None:
     stage.log.info("%s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     if not pairs or not labels:
         raise UserError(
-            f"{stage.inputs['samples'] / 'samples.parquet'}: no prompt has two samples whose rewards differ by more than "
-            f"rank.least_gap {stage.config.rank.least_gap:g}; lower it, or raise sample.samples_per_prompt or temperature"
+            f"{stage.inputs['samples'] / 'samples.parquet'}: no prompt has two samples whose rewards differ by more "
+            f"than rank.least_gap {stage.config.rank.least_gap:g}; lower it, or raise sample.samples_per_prompt"
         )
     write_table(stage.out / "pairs.parquet", pairs, RANKED_PAIRS)
     write_table(stage.out / "labels.parquet", labels, RANKED_LABELS)

@@ -11,6 +11,7 @@ from posttrain.model.load import load_causal_lm
 from posttrain.rollout.engine import Sampling
 from posttrain.rollout.manager import Prompt, RolloutManager
 from posttrain.rollout.transformers_engine import TransformersEngine
+from posttrain.runtime.seeds import derive
 from posttrain.trainer.online import training_prompts
 from posttrain.trainer.order import permutation
 from posttrain.trainer.progress import ProgressReport
@@ -46,16 +47,15 @@ def sample(stage: Stage, prompts: list[Prompt]) -> list[dict[str, Any]]:
     folder = stage.inputs["sft"] / "model"
     tokenizer = load_tokenizer(folder)
     rollout = RolloutManager(TransformersEngine(load_causal_lm(folder, stage.config.model, stage.device)))
-    sampling = Sampling(
-        settings.max_new_tokens, settings.temperature, tokenizer.eos_id, settings.generation_batch
-    )
+    sampling = Sampling(settings.max_new_tokens, settings.temperature, tokenizer.eos_id, settings.generation_batch)
     by_length = sorted(prompts, key=lambda prompt: len(prompt[1]))
     size = max(1, settings.generation_batch // settings.samples_per_prompt)
     batches = [by_length[i : i + size] for i in range(0, len(by_length), size)]
+    seed = derive(stage.seed, "sample")
     with ProgressReport(stage.log, "sample", len(batches), "batches") as progress:
 
         def work(number: int) -> list[dict[str, Any]]:
-            samples = rollout.generate(batches[number], settings.samples_per_prompt, sampling, stage.seed)
+            samples = rollout.generate(batches[number], settings.samples_per_prompt, sampling, seed)
             progress.advance(number + 1)
             return [
                 {

@@ -41,9 +41,9 @@ class Experience:
     """A step's samples as tensors: N rows, R the longest response, float32 log-probabilities in nats.
 
     sampled [N, R]: the generator's log-probabilities. scores [N]: the reward, less the penalty of a truncated sample.
-    groups [N]: the same number for samples of one prompt. advantages [N, R]. old [N, R]: the trainer's log-probabilities
-    before the first update; None where there is one update only, whose own log-probabilities they then are.
-    reference [N, R]: None without a KL penalty.
+    groups [N]: the same number for samples of one prompt. advantages [N, R]. old [N, R]: the trainer's
+    log-probabilities before the first update; None where there is one update only, whose own log-probabilities they
+    then are. reference [N, R]: None without a KL penalty.
     """
 
     rows: list[Row]
@@ -64,9 +64,7 @@ class OnlineJob(Job):
         self.settings: Online = context.config.run
         folder, device = context.inputs["sft"] / "model", context.device
         tokenizer = load_tokenizer(folder)
-        self.forward = Forward(
-            tokenizer.pad_id, self.settings.microbatch_tokens, device, self.settings.temperature
-        )
+        self.forward = Forward(tokenizer.pad_id, self.settings.microbatch_tokens, device, self.settings.temperature)
         self.sampling = Sampling(
             self.settings.max_new_tokens, self.settings.temperature, tokenizer.eos_id, self.settings.generation_batch
         )
@@ -155,9 +153,7 @@ class OnlineJob(Job):
         metrics["rollout/logprob_gap"] = metrics.pop("train/logprob_gap")
         return metrics
 
-    def policy_loss(
-        self, experience: Experience, numbers: Sequence[int], mode: Mode, kl_in_loss: float
-    ) -> TokenLoss:
+    def policy_loss(self, experience: Experience, numbers: Sequence[int], mode: Mode, kl_in_loss: float) -> TokenLoss:
         """The loss of one minibatch of rows, normalised by the counts of all of it."""
         chosen = torch.tensor(numbers, device=experience.mask.device)
         tokens = normaliser(experience.mask[chosen], "token-mean")
@@ -208,7 +204,7 @@ def training_prompts(context: Context) -> list[Prompt]:
 
 
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
-    """Mean reward of the samples that have one, mean length in tokens, share cut by the limit, number without a reward."""
+    """Mean reward of the samples that have one, mean length in tokens, share cut by the limit, number without one."""
     rewards = [s.reward for s in samples if s.reward is not None and math.isfinite(s.reward)]
     return {
         "rollout/reward": sum(rewards) / len(rewards),

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from posttrain.checkpoint.shards import Shards
 from posttrain.config.schema import Offline
-from posttrain.data.tables import read_table
 from posttrain.data.tokenizer import load_tokenizer
-from posttrain.errors import UserError
 from posttrain.model.batch import Row
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.actor import Actor
@@ -23,6 +21,7 @@ from posttrain.roles.reference import Reference
 from posttrain.trainer.context import Context
 from posttrain.trainer.order import Order, data_digest
 from posttrain.trainer.progress import ProgressReport
+from posttrain.trainer.rows import read_rows
 from posttrain.trainer.trainer import Job
 
 Parts = Mapping[str, Callable[..., Any]]
@@ -32,8 +31,8 @@ REFERENCE_ROWS = 256
 class PreferenceJob(Job):
     """The policy, its order of the data, and the log-probabilities that the reference gives to whole completions.
 
-    The reference is the policy before its first step. So its log-probabilities are taken from the policy's own model, once,
-    before a checkpoint is loaded, and there is never a second model in memory.
+    The reference is the policy before its first step. So its log-probabilities are taken from the policy's own model,
+    once, before a checkpoint is loaded, and there is never a second model in memory.
     """
 
     def __init__(self, context: Context, parts: Parts) -> None:
@@ -42,6 +41,11 @@ class PreferenceJob(Job):
         folder = context.inputs["sft"] / "model"
         self.forward = Forward(load_tokenizer(folder).pad_id, self.settings.microbatch_tokens, context.device)
         self.model = load_causal_lm(folder, context.config.model, context.device)
+
+    def rows_of(self, table: str, completions: Sequence[str]) -> list[dict[str, Any]]:
+        """Training rows of `pairs` or `labels`, made by `rank` or given in the data, whichever the run names."""
+        source = "preferences" if self.settings.preferences == "ranked" else "data"
+        return read_rows(self.context.inputs[source] / f"{table}.parquet", "train", completions, self.model)
 
     def begin(self, total: int, rows: Sequence[Row]) -> Tensor:
         """Sets up the order of `total` samples and the actor; returns the reference's sums for all `rows` [N], nats."""
@@ -78,32 +82,3 @@ def reference_log_probs(context: Context, reference: Reference, rows: Sequence[R
 def model_digest(stage: Path) -> str:
     """sha256 of the manifest of the stage folder that holds `model/`: it lists the digests of weights and tokenizer."""
     return hashlib.sha256((stage / "manifest.json").read_bytes()).hexdigest()
-
-
-def preference_rows(context: Context, table: str, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Training rows of `pairs` or `labels`, from `rank` or from the data, whichever the run names.
-
-    Raises:
-        UserError: there is no such table or it has no training row.
-    """
-    ranked = context.config.run.preferences == "ranked"
-    path = context.inputs["preferences" if ranked else "data"] / f"{table}.parquet"
-    if not path.is_file():
-        raise UserError(
-            f"{path} does not exist: no data source gives {table}; set preferences: ranked, or add such a source"
-        )
-    rows = read_table(path)
-    rows = rows[rows["split"] == "train"]
-    if rows.empty:
-        raise UserError(f"{path} has no row in the split 'train': add data, or raise sample.prompts")
-    kept: list[dict[str, Any]] = rows[["id", *columns]].to_dict("records")
-    for row in kept:
-        for column in columns:
-            if column in ("completion_ids", "chosen_ids", "rejected_ids"):
-                _not_empty(path, row["id"], column, row[column])
-    return kept
-
-
-def _not_empty(path: Path, row: str, column: str, ids: Sequence[int]) -> None:
-    if len(ids) == 0:
-        raise UserError(f"{path}: row {row} has no token in {column}: nothing to train on; remove the row")

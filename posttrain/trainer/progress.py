@@ -29,13 +29,20 @@ class ProgressReport:
     def __enter__(self) -> ProgressReport:
         self._started = self._last_line = time.monotonic()
         if sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
             self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
             self._task = self._bar.add_task(self._title, total=self._total, completed=self._done, note="")
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 

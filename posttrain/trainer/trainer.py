@@ -38,7 +38,8 @@ class Job(ABC):
         return {}
 
     def restored(self, counters: Mapping[str, Any]) -> None:
-        """The learners hold the state of a checkpoint again; `counters` are those of `counters()`."""
+        """Takes back what `counters()` gave; the learners already hold the checkpoint's state."""
+        assert not counters, "a job that has counters restores them"
 
 
 class Trainer:

@@ -1,4 +1,4 @@
-"""Stages of training on tiny models and made-up rows, without the runner: what the tests of trainers and stages share."""
+"""Training stages on tiny models and made-up rows, without the runner, for the tests of trainers and stages."""
 
 from __future__ import annotations
 

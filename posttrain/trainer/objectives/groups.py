@@ -14,8 +14,8 @@ from posttrain.trainer.online import Experience, OnlineJob
 class Groups(OnlineJob):
     """The KL penalty is a term of the loss.
 
-    parts: `advantages` (scores [N], groups [N], scale_by_std) -> [N]; `policy_loss`; `kl` (log_probs, reference, mask) ->
-    [B, R].
+    parts: `advantages` (scores [N], groups [N], scale_by_std) -> [N]; `policy_loss`; `kl` (log_probs, reference, mask)
+    -> [B, R].
     """
 
     settings: GRPO

@@ -12,7 +12,7 @@ from posttrain.config.schema import KTO
 from posttrain.model.batch import Row
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
-from posttrain.trainer.preference import Parts, PreferenceJob, preference_rows
+from posttrain.trainer.preference import Parts, PreferenceJob
 from posttrain.trainer.supervised import row_mean
 from posttrain.trainer.trainer import tokens_of, train_metrics
 
@@ -20,15 +20,15 @@ from posttrain.trainer.trainer import tokens_of, train_metrics
 class Labels(PreferenceJob):
     """A minibatch is `minibatch` labelled completions; their KL baseline comes from mismatched ones, without gradient.
 
-    parts: `kl_baseline` (policy_logps, ref_logps) -> z0, of the whole minibatch; `loss` (policy_logps, ref_logps, labels, z0,
-    beta, desirable_weight, undesirable_weight) -> (losses [B], statistics [B]).
+    parts: `kl_baseline` (policy_logps, ref_logps) -> z0, of the whole minibatch; `loss` (policy_logps, ref_logps,
+    labels, z0, beta, desirable_weight, undesirable_weight) -> (losses [B], statistics [B]).
     """
 
     settings: KTO
 
     def __init__(self, context: Context, parts: Parts) -> None:
         super().__init__(context, parts)
-        found = preference_rows(context, "labels", ("prompt_ids", "completion_ids", "label"))
+        found = self.rows_of("labels", ("completion_ids",))
         self.rows: list[Row] = [(row["prompt_ids"], row["completion_ids"]) for row in found]
         self.mismatched = mismatch(self.rows)
         self.labels = torch.tensor([bool(row["label"]) for row in found], device=context.device)
@@ -42,9 +42,7 @@ class Labels(PreferenceJob):
         numbers = self.order.rows(step)
         units = [(self.rows[i],) for i in numbers]
         others = [self.mismatched[i] for i in numbers]
-        baseline = self.parts["kl_baseline"](
-            self.actor.log_probs(others).sum(-1), self.mismatched_reference[numbers]
-        )
+        baseline = self.parts["kl_baseline"](self.actor.log_probs(others).sum(-1), self.mismatched_reference[numbers])
         labels, reference = self.labels[numbers], self.reference[numbers]
 
         def loss(index: Tensor, log_probs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:

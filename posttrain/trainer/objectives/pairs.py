@@ -7,7 +7,7 @@ from torch import Tensor
 from posttrain.algorithms.aggregate import row_sum
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
-from posttrain.trainer.preference import Parts, PreferenceJob, preference_rows
+from posttrain.trainer.preference import Parts, PreferenceJob
 from posttrain.trainer.supervised import row_mean
 from posttrain.trainer.trainer import tokens_of, train_metrics
 
@@ -20,7 +20,7 @@ class Pairs(PreferenceJob):
 
     def __init__(self, context: Context, parts: Parts) -> None:
         super().__init__(context, parts)
-        rows = preference_rows(context, "pairs", ("prompt_ids", "chosen_ids", "rejected_ids"))
+        rows = self.rows_of("pairs", ("chosen_ids", "rejected_ids"))
         self.pairs = [
             ((row["prompt_ids"], row["chosen_ids"]), (row["prompt_ids"], row["rejected_ids"])) for row in rows
         ]

@@ -1,0 +1,92 @@
+"""Killed with SIGKILL and started again: the outputs are the bytes of an undisturbed run."""
+
+import pytest
+import torch
+
+from posttrain.checkpoint.store import Checkpoints
+from posttrain.errors import Interrupted, UserError
+from posttrain.roles.reference import Reference
+from tests.trainer.harness import digests, make_stage, run_in_process, run_stage
+
+KINDS = ("sft", "reward_model", "dpo", "kto", "ppo", "grpo")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sample", "rank"])
+def test_kill_and_restart_give_the_same_bytes(kind, world, tmp_path):
+    assert run_in_process(kind, world, tmp_path / "whole") == 0
+    assert run_in_process(kind, world, tmp_path / "twice", kill_at=8) == -9
+    assert not digests(tmp_path / "twice" / "out"), "killed before it exported"
+    assert run_in_process(kind, world, tmp_path / "twice") == 0
+    assert digests(tmp_path / "twice" / "out") == digests(tmp_path / "whole" / "out")
+    assert digests(tmp_path / "whole" / "out")
+    log = (tmp_path / "twice" / "log").read_text()
+    assert ("resumed at step 6" if kind in KINDS else "resumed at step 7") in log
+    done, whole = (len((tmp_path / n / "attempts.log").read_text().splitlines()) for n in ("twice", "whole"))
+    assert whole <= done < 1.3 * whole
+
+
+@pytest.mark.parametrize("kind", ["sft", "ppo"])
+def test_two_runs_are_equal_byte_for_byte_and_another_seed_is_not(kind, world, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_stage(make_stage(kind, world, tmp_path / name, seed=seed, steps=3))
+    a, b, c = (digests(tmp_path / name / "out") for name in "abc")
+    assert a == b
+    assert a["model/model.safetensors"] != c["model/model.safetensors"]
+
+
+@pytest.mark.parametrize("kind", ["sft", "grpo"])
+def test_asked_to_stop_it_keeps_the_step_that_it_was_at(kind, world, tmp_path):
+    run_stage(make_stage(kind, world, tmp_path / "whole"))
+    stage = make_stage(kind, world, tmp_path / "stopped")
+    stage.interrupted = lambda: len(stage.tracker.steps) == 4
+    with pytest.raises(Interrupted):
+        run_stage(stage)
+    saved = Checkpoints(stage.state / "checkpoints").latest()
+    assert saved is not None and saved.step == 4, "no multiple of checkpoint_every"
+    rest = run_stage(make_stage(kind, world, tmp_path / "stopped"))
+    assert sorted(rest.tracker.steps) == [5, 6, 7, 8, 9, 10]
+    assert digests(tmp_path / "stopped" / "out") == digests(tmp_path / "whole" / "out")
+
+
+def stopped(kind, world, tmp_path):
+    stage = make_stage(kind, world, tmp_path)
+    stage.interrupted = lambda: bool(stage.tracker.steps)
+    with pytest.raises(Interrupted):
+        run_stage(stage)
+    return Checkpoints(stage.state / "checkpoints")
+
+
+def test_another_seed_or_other_data_do_not_continue_a_checkpoint(world, tmp_path, monkeypatch):
+    stopped("sft", world, tmp_path)
+    with pytest.raises(UserError, match="seed"):
+        run_stage(make_stage("sft", world, tmp_path, seed=1))
+    monkeypatch.setattr("posttrain.trainer.supervised.data_digest", lambda rows: "other")
+    with pytest.raises(UserError, match=r"data .*this run 'other'.*delete"):
+        run_stage(make_stage("sft", world, tmp_path))
+
+
+def test_missing_and_unknown_keys_are_errors(world, tmp_path):
+    checkpoints = stopped("sft", world, tmp_path)
+    saved = checkpoints.latest()
+    assert saved is not None
+    name = min(saved.tensors)
+    for tensors, counters, fault in (
+        ({k: v for k, v in saved.tensors.items() if k != name}, saved.counters, f"no tensor '{name}'"),
+        ({**saved.tensors, "zebra": torch.zeros(1)}, saved.counters, "unknown tensor 'zebra'"),
+        (saved.tensors, {**saved.counters, "zebra": 1}, "unknown counter 'zebra'"),
+        (saved.tensors, {k: v for k, v in saved.counters.items() if k != "data"}, "no counter 'data'"),
+    ):
+        checkpoints.save(saved.step, tensors, counters)
+        with pytest.raises(UserError, match=fault):
+            run_stage(make_stage("sft", world, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_the_reference_is_asked_once_however_often_the_run_starts(kind, world, tmp_path, monkeypatch):
+    asked = []
+    real = Reference.log_probs
+    monkeypatch.setattr(Reference, "log_probs", lambda self, rows: asked.append(len(rows)) or real(self, rows))
+    stopped(kind, world, tmp_path)
+    first = sum(asked)
+    run_stage(make_stage(kind, world, tmp_path))
+    assert first == sum(asked) == (80 if kind == "dpo" else 160)
