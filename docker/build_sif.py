@@ -1,8 +1,8 @@
 """Build one image of docker/images.json as a .sif file: `python docker/build_sif.py cpu OUT.sif`.
 
 Needs Apptainer (or Singularity) and no container daemon. The recipe is the Dockerfile; see dockerfile.py for its
-translation, base.py for where the base comes from and wheels.py for the packages. The finished file appears under its
-name at once, and a second build of the same image waits for the first one and uses its result.
+translation, base_image.py for where the base comes from and wheels.py for the packages. The finished file appears under
+its name at once, and a second build of the same image waits for the first one and uses its result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import base  # noqa: E402
+import base_image  # noqa: E402
 import dockerfile  # noqa: E402
 import wheels  # noqa: E402
 
@@ -127,7 +127,7 @@ def fetch_wheels(image: Image, work: Path, progress: Progress) -> bool:
 def prepare_base(image: Image, runtime: str, work: Path, progress: Progress) -> tuple[str, str]:
     """(Bootstrap, From) of the definition: the registry's image, or a root file system made here."""
     progress.step(f"base: looking for {image.base}")
-    if base.registry_answers(runtime, image.base, work):
+    if base_image.registry_answers(runtime, image.base, work):
         progress.line("    from its container registry")
         return "docker", image.base
     if image.debootstrap is None:
@@ -135,7 +135,7 @@ def prepare_base(image: Image, runtime: str, work: Path, progress: Progress) -> 
             f"No container registry is reached, but {image.base} comes from one; build where one is reached."
         )
     progress.line(f"    no container registry is reached; making Debian {image.debootstrap} with mmdebstrap")
-    base.make_debian(image.debootstrap, image.packages, work / "root")
+    base_image.make_debian(image.debootstrap, image.packages, work / "root")
     return "localimage", str(work / "root")
 
 

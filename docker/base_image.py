@@ -11,8 +11,8 @@ from pathlib import Path
 from posttrain.errors import UserError
 
 PROBE_SECONDS = 15
-# What a registry says of a tag that is not there; a network that reaches none says something else.
-ANSWERS = re.compile(r"manifest.unknown|not found|denied|unauthorized|toomanyrequests", re.IGNORECASE)
+# The error codes of the registry protocol; where none is reached, the fault is another one.
+ANSWERS = re.compile(r"\b(MANIFEST_UNKNOWN|NAME_UNKNOWN|UNAUTHORIZED|DENIED|TOOMANYREQUESTS)\b|manifest unknown")
 LOCAL_CERTIFICATES = Path("usr/local/share/ca-certificates")
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 SOURCES = (Path("/etc/apt/sources.list.d/debian.sources"), Path("/etc/apt/sources.list"))
