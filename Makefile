@@ -14,13 +14,13 @@ HOST_LOCKS := envs/driver.lock envs/cpu.lock
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-run: .venv/.host data/.pulled ## run config.yaml in this machine's environment
+run: .venv/.host ## run config.yaml in this machine's environment
 	$(SNAKEMAKE)
 
-run-containers: .venv/.host data/.pulled apptainer ## the same in containers; the image is built where it is missing
+run-containers: apptainer ## the same in containers; the image is built where it is missing
 	$(SNAKEMAKE) --use-singularity
 
-test: .venv/.dev data/.pulled lint ## lint, types and all tests, with a run on the host and one in containers
+test: .venv/.dev data lint ## lint, types and all tests, with a run on the host and one in containers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 lint: .venv/.dev ## ruff, mypy, snakefmt and Snakemake's own linter
@@ -56,6 +56,5 @@ clean: ## delete results and Snakemake's own records; data, images and the envir
 	$(PIP) install -r envs/dev.lock
 	@touch $@
 
-data/.pulled: data.dvc .venv/.host
+data: | .venv/.host
 	$(BIN)/dvc pull --quiet
-	@touch $@

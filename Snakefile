@@ -41,3 +41,7 @@ rule all:
     default_target: True
     input:
         COMPARE / "manifest.json",
+
+
+onerror:
+    repeat_errors()

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,25 @@ class Project:
         shutil.copytree(self.folder, folder, symlinks=True)
         return Project(folder)
 
-    def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run Snakemake, called by its full path; output and messages are read together."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTEST_"))}
-        done = subprocess.run(
-            [str(SNAKEMAKE), *arguments],
+    def call(self, command: Sequence[str], **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in the folder; output and messages are read together."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "PYTEST_"))}
+        return subprocess.run(
+            command,
             cwd=self.folder,
-            env=environment,
+            env={**kept, **variables},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=900,
         )
+
+    def snakemake(
+        self, *arguments: str, check: bool = True, path: Sequence[Path] = ()
+    ) -> subprocess.CompletedProcess[str]:
+        """Run Snakemake by its full path, as without an activated environment; `path` comes first in PATH."""
+        search = os.pathsep.join([*map(str, path), os.environ["PATH"]])
+        done = self.call([str(SNAKEMAKE), *arguments], PATH=search)
         assert not check or done.returncode == 0, done.stdout[-6000:]
         return done
 

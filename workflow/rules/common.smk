@@ -3,9 +3,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-from posttrain.config.load import read_yaml
+from posttrain.config.load import load_config
 from posttrain.errors import UserError
 
 # Stages are started as `python`, and Apptainer may stand in the virtual environment: both are found even where
@@ -15,6 +16,8 @@ os.environ.update(
     PYTHONPATH=str(workflow.basedir),
     PYTHONNOUSERSITE="1",
 )
+
+STARTED = time.time()
 
 # Inputs that a rule waits for and no stage reads.
 NOT_READ = {"tracking", "image"}
@@ -32,17 +35,17 @@ def say(message):
         print(f"posttrain: {message}", file=sys.stderr)
 
 
-def check_yaml(path):
-    """Stop where the file is empty, not YAML, not UTF-8 or has a key twice: Snakemake lets some of it pass."""
+def or_stop(function, *values):
+    """Return what the function returns; a fault that the user can mend ends Snakemake with its message."""
     try:
-        read_yaml(Path(path))
+        return function(*values)
     except UserError as error:
         stop(error)
 
 
 def read_config(path):
     """Do what `configfile:` does, but name the faults of the file in our words."""
-    check_yaml(path)
+    or_stop(load_config, Path(path))
     workflow.configfile(path)
 
 
@@ -72,6 +75,15 @@ def arguments(wildcards, input, output):
     for name, path in read_by_stage(input):
         words += ["--input", f"{name}={path}"]
     return shlex.join([*map(str, words), "--output", str(folder(output[0]))])
+
+
+def repeat_errors():
+    """End a failed run with the messages that its stages ended with, which stand far above or in log files."""
+    for path in sorted(LOGS.rglob("*.log")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        if starts and path.stat().st_mtime >= STARTED:
+            say("\n".join([f"{path}: {lines[starts[-1]]}", *lines[starts[-1] + 1 :]]))
 
 
 def explain_lock():

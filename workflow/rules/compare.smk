@@ -8,7 +8,8 @@ rule compare:
     output:
         manifest=COMPARE / "manifest.json",
         summary=report(COMPARE / "summary.csv", category="Comparison"),
-        report=report(COMPARE / "report.html", category="Comparison"),
+        page=report(COMPARE / "report.html", category="Comparison"),
+        pictures=[report(COMPARE / name, category="Comparison") for name in PICTURES],
     log:
         LOGS / "compare.log",
     container:

@@ -4,10 +4,8 @@ from snakemake.settings.types import DeploymentMethod
 from posttrain.provenance.images import image_id, image_path
 
 IMAGE_NAME = EXPERIMENT.resources.image
-try:
-    IMAGE_ID, IMAGE_FILE = image_id(IMAGE_NAME), str(image_path(IMAGE_NAME))
-except UserError as error:
-    stop(error)
+IMAGE_ID = or_stop(image_id, IMAGE_NAME)
+IMAGE_FILE = str(image_path(IMAGE_NAME))
 IN_CONTAINERS = DeploymentMethod.APPTAINER in workflow.deployment_settings.deployment_method
 CUDA = EXPERIMENT.resources.device == "cuda"
 

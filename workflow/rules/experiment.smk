@@ -3,23 +3,17 @@ import hashlib
 import json
 import re
 
-from posttrain.config.load import parse_config, resolved_yaml, stage_slice
+from posttrain.config.load import parse_config, read_yaml, resolved_yaml, stage_slice
 from posttrain.provenance.code_slice import code_slice
+from posttrain.provenance.digests import DigestCache
+from posttrain.provenance.raw_data import data_state
+from posttrain.stages.fetch_model import source_digest
 from posttrain.tracking.destination import destination, mask
 
+for path in workflow.overwrite_configfiles:  # Snakemake has read them already, and lets a key stand twice
+    or_stop(read_yaml, Path(path))
 
-def read_experiment():
-    """Return the validated experiment, or stop with what is wrong and where."""
-    for path in workflow.configfiles:
-        check_yaml(path)
-    source = ", ".join(os.path.relpath(path) for path in workflow.configfiles)
-    try:
-        return parse_config(config, source)
-    except UserError as error:
-        stop(error)
-
-
-EXPERIMENT = read_experiment()
+EXPERIMENT = or_stop(parse_config, config, ", ".join(os.path.relpath(path) for path in workflow.configfiles))
 RUNS = EXPERIMENT.runs
 RESULTS = Path("results") / EXPERIMENT.experiment
 LOGS = RESULTS / "logs"
@@ -45,6 +39,8 @@ def write_resolved():
 RESOLVED = write_resolved()
 STORE = destination(EXPERIMENT, Path.cwd())
 TRACKING = ancient(RESULTS / "tracking.json")
+DATA_STATE = or_stop(data_state, EXPERIMENT.data.path)
+MODEL_SOURCE = or_stop(source_digest, EXPERIMENT.model.base, DigestCache(RESULTS / ".state" / "sources.json"))
 
 
 @functools.cache
@@ -58,8 +54,8 @@ def settings(stage, run=None):
         else:
             yield key, f"{key}: {json.dumps(value, sort_keys=True)}"
 
-    slice_ = stage_slice(EXPERIMENT, stage, run).as_dict()
-    return dict(line for key, value in slice_.items() for line in lines(key, value))
+    read = stage_slice(EXPERIMENT, stage, run).as_dict()
+    return dict(line for key, value in read.items() for line in lines(key, value))
 
 
 @functools.cache
@@ -90,6 +86,11 @@ def triggers(stage, image=True):
     keys = (key for run in runs for key in settings(stage, run))
     where = {"image": image_param} if image else {}
     return {key: setting(key) for key in keys} | {"code": code} | where
+
+
+# A curve needs two steps.
+CURVES = ["curves.png"] if any(run.steps > 1 for run in RUNS.values()) else []
+PICTURES = ["reward.png", "win_rate.png", "reward_kl.png", "lengths.png", *CURVES]
 
 
 def any_of(names):

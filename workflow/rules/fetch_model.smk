@@ -11,6 +11,7 @@ rule fetch_model:
         mem_mb=MEMORY,
     params:
         **triggers("fetch_model", image=False),
+        source=lambda wildcards: f"model.base holds: {MODEL_SOURCE}",
         arguments=arguments,
     message:
         "fetch_model: get the base model"

@@ -13,7 +13,7 @@ rule pull_data:
         gpu=0,
         mem_mb=1000,
     params:
-        state=lambda wildcards: f"altered or missing: {DATA_STATE}",
+        state=lambda wildcards: f"not as {EXPERIMENT.data.path}.dvc says: {', '.join(DATA_STATE) or 'nothing'}",
         arguments=arguments,
     message:
         "pull_data: fetch what DVC tracks and verify every file"

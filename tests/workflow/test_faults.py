@@ -1,0 +1,138 @@
+"""Faults that the user can mend end Snakemake with one message, exit status 2 and no traceback."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+import site
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.workflow.conftest import MICRO
+from tests.workflow.project import REPOSITORY, Project, new_project
+
+pytestmark = pytest.mark.workflow
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A copy in which nothing has run; tests give it the config they need."""
+    return new_project(tmp_path_factory.mktemp("faults") / "fresh", MICRO)
+
+
+def message_of(project: Project, *arguments: str, **options: Any) -> str:
+    """What Snakemake says when it stops at once, checked to be short, ours and without a traceback."""
+    done = project.snakemake("-n", *arguments, check=False, **options)
+    assert done.returncode == 2, done.stdout
+    assert "Traceback" not in done.stdout
+    lines = [line for line in done.stdout.splitlines() if not line.startswith(("Using workflow", "Config file"))]
+    assert len(lines) <= 5, done.stdout
+    return "\n".join(lines)
+
+
+def with_change(*keys: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(MICRO)
+    section = config
+    for key in keys[:-1]:
+        section = section[key]
+    section[keys[-1]] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "said"),
+    [
+        (("runs", "ppo", "kl_coeff"), 0.1, ["runs.ppo.kl_coeff", "runs.ppo.kl_coef"]),
+        (("sft", "step"), 3, ["sft.step", "sft.steps"]),
+        (("runs", "ppo", "method"), "pqo", ["runs.ppo.method", "ppo"]),
+        (("resources", "image"), "gpu", ["resources.image", "cuda121"]),
+        (("experiment",), "a b", ["experiment"]),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(fresh: Project, keys: tuple[str, ...], value: Any, said: list[str]) -> None:
+    fresh.write_config(with_change(*keys, value=value))
+    message = message_of(fresh)
+    assert all(word in message for word in ["config.yaml", *said]), message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "config.yaml is empty"),
+        (b"- a list\n", "config.yaml"),
+        (b"experiment: [\n", "config.yaml, line"),
+        (b"experiment: caf\xe9\n", "config.yaml, line 1: not UTF-8"),
+        (b"experiment: a\nexperiment: b\n", "twice"),
+    ],
+)
+def test_a_file_that_is_no_experiment_is_named(fresh: Project, content: bytes, said: str) -> None:
+    (fresh.folder / "config.yaml").write_bytes(content)
+    assert said in message_of(fresh)
+
+
+def test_results_that_cannot_be_written(fresh: Project) -> None:
+    fresh.write_config({**MICRO, "experiment": "blocked"})
+    results = fresh.folder / "results"
+    shutil.rmtree(results, ignore_errors=True)
+    results.write_text("a file where the folder should be")
+    try:
+        assert "results" in message_of(fresh)
+    finally:
+        results.unlink()
+
+
+def test_cuda_without_a_gpu(fresh: Project, tmp_path: Path) -> None:
+    fresh.write_config({**MICRO, "resources": {"device": "cuda", "gpus": 2}})
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'GPU 0: a GPU (UUID: GPU-0)'\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    assert "resources.gpus: 2 wanted, 1 found" in message_of(fresh, path=[tmp_path])
+    fresh.write_config({**MICRO, "resources": {"device": "cuda"}})
+    said = fresh.snakemake("--cores", "2", "results/micro/data_verified.json", path=[tmp_path]).stdout
+    assert re.search(r"Provided resources: .*gpu.*\b1\b", said), said
+
+
+def test_no_container_runtime(fresh: Project, tmp_path: Path) -> None:
+    """The interpreter is reached by a link, in whose folder no runtime has been linked."""
+    fresh.write_config(MICRO)
+    python = tmp_path / "python"
+    python.symlink_to(Path(sys.executable).resolve())
+    done = fresh.call(
+        [str(python), "-m", "snakemake", "-n", "--use-singularity"],
+        PATH=str(tmp_path),
+        PYTHONPATH=":".join(site.getsitepackages()),
+    )
+    assert done.returncode == 2, done.stdout
+    assert "make apptainer" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_a_config_file_takes_the_place_of_config_yaml(fresh: Project) -> None:
+    fresh.write_config({**MICRO, "seed": 7})
+    other = {**MICRO, "experiment": "other", "runs": {"only": {"method": "dpo", "preferences": "data"}}}
+    shutil.copy(fresh.folder / "config.yaml", fresh.folder / "saved.yaml")
+    fresh.write_config(other)
+    (fresh.folder / "config.yaml").rename(fresh.folder / "other.yaml")
+    (fresh.folder / "saved.yaml").rename(fresh.folder / "config.yaml")
+    jobs = fresh.planned("--configfile", "other.yaml")
+    assert {job for job in jobs if " " in job} == {"post_train only", "evaluate only", "evaluate sft"}
+    assert "rank" not in jobs and "sample" not in jobs  # nobody needs ranked preferences
+    assert "results/other/.state/config" in fresh.snakemake("-n", "-p", "--configfile", "other.yaml").stdout
+    [resolved] = (fresh.folder / "results/other/.state/config").iterdir()
+    assert "seed: 0\n" in resolved.read_text()
+    fresh.snakemake("-n", "--configfile", "other.yaml", "--config", "seed=3")
+    assert len(list((fresh.folder / "results/other/.state/config").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "path", ["config.yaml", *sorted(str(p.relative_to(REPOSITORY)) for p in REPOSITORY.glob("configs/*.yaml"))]
+)
+def test_every_config_of_the_repository_is_valid(fresh: Project, path: str) -> None:
+    shutil.rmtree(fresh.folder / "configs", ignore_errors=True)
+    shutil.copytree(REPOSITORY / "configs", fresh.folder / "configs")
+    shutil.copy(REPOSITORY / "config.yaml", fresh.folder / "config.yaml")
+    assert "compare" in fresh.planned("--configfile", path)
