@@ -61,15 +61,15 @@ def job_of(kind, world, place, budget, monkeypatch, **overrides):
     made = []
     module = importlib.import_module(f"posttrain.stages.{kind if kind in ('sft', 'reward_model') else 'post_train'}")
 
-    class Stop(Exception):
+    class CaughtError(Exception):
         pass
 
     def catch(context, section, job):
         made.append(job)
-        raise Stop
+        raise CaughtError
 
     monkeypatch.setattr(module, "Trainer", catch)
-    with pytest.raises(Stop):
+    with pytest.raises(CaughtError):
         module.run(stage)
     separate(made[0])
     return made[0]

@@ -1,6 +1,7 @@
 """The online loop: what is generated, scored, learned from and synchronised."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_each_epoch_sees_every_sample_once(epochs, minibatch, updates, world, tm
     found = job.minibatches(12, step=4)
     assert len(found) == updates
     per_epoch = updates // epochs
-    orders = [sum(found[i * per_epoch : (i + 1) * per_epoch], []) for i in range(epochs)]
+    orders = [list(chain(*found[i * per_epoch : (i + 1) * per_epoch])) for i in range(epochs)]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert epochs == 1 or orders[0] != orders[1]
     assert job.one_update([None] * 12) == (updates == 1)

@@ -1,0 +1,3 @@
+from tests.trainer.conftest import world
+
+__all__ = ["world"]
