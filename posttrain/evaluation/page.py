@@ -7,7 +7,7 @@ STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; color: var(--ink); background: #fff; -webkit-text-size-adjust: 100%;
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 80px; }
+main { max-width: 1180px; margin: 0 auto; padding: 40px 24px 80px; }
 h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
 h2 { font-size: 20px; margin: 48px 0 12px; padding-top: 16px; border-top: 1px solid var(--line); }
 p, ul { margin: 8px 0; max-width: 75ch; }
@@ -16,7 +16,7 @@ p, ul { margin: 8px 0; max-width: 75ch; }
 .findings p { margin: 4px 0; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; margin: 12px 0; }
 table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { text-align: right; padding: 8px 12px; border-bottom: 1px solid var(--line); white-space: nowrap;
+th, td { text-align: right; padding: 8px 9px; border-bottom: 1px solid var(--line); white-space: nowrap;
   vertical-align: top; }
 th { font-weight: 600; color: var(--soft); border-bottom-color: #b8bfc9; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
@@ -25,7 +25,9 @@ td:first-child { font-weight: 600; }
 .interval { display: block; font-size: 11.5px; }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 28px; }
-figure { margin: 0; } figure img { width: 100%; height: auto; display: block; } figcaption { font-size: 13.5px; }
+figure { margin: 0; min-width: 0; }
+figure:last-child:nth-child(odd) { grid-column: 1 / -1; }
+figure img { width: 100%; height: auto; display: block; } figcaption { font-size: 13.5px; margin-top: 4px; }
 .prompt { margin: 28px 0 8px; font-weight: 600; white-space: pre-wrap; overflow-wrap: anywhere; }
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 190px), 1fr)); gap: 12px; }
 .answer { border: 1px solid var(--line); border-top-width: 3px; border-radius: 4px; padding: 8px 12px;
@@ -91,7 +93,8 @@ one completion each, with the same random numbers for every model.</p>
 
 {% if samples %}
 <h2>Samples side by side</h2>
-<p class="soft">The first {{ samples | length }} of the held-out prompts, chosen by nobody.</p>
+<p class="soft">The first {{ samples | length }} of the held-out prompts in their fixed order, not picked.
+At the right of each: its reward.</p>
 {% for sample in samples %}
 <p class="prompt">{{ sample.prompt }}</p>
 <div class="answers">

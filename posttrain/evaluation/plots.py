@@ -59,10 +59,10 @@ def draw_all(folder: Path, entries: Sequence[Entry]) -> list[Path]:
             _intervals(entries, "eval/reward", "Reward of held-out completions", None),
             _intervals(entries, "eval/win_rate", "Win rate against SFT", 0.5),
             _reward_kl(entries),
-            _curves(entries),
             _lengths(entries),
+            _curves(entries),
         ]
-        names = ("reward.png", "win_rate.png", "reward_kl.png", "curves.png", "lengths.png")
+        names = ("reward.png", "win_rate.png", "reward_kl.png", "lengths.png", "curves.png")
         return [_save(figure, folder / name) for name, figure in zip(names, drawn, strict=True) if figure]
 
 

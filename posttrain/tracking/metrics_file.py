@@ -56,6 +56,11 @@ class MetricsFile:
         """Append final values, of `run` where they belong to another run than the stage's own."""
         self._append(Line(time.time(), None, run, _clean(values)))
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
+
     def close(self) -> None:
         """Close the file; nothing can be appended any more."""
         self._file.close()

@@ -186,6 +186,11 @@ class Patient:
         self._next = 0.0
         self.problem = ""
 
+    @property
+    def failing(self) -> bool:
+        """Whether the last try failed."""
+        return self._failures > 0
+
     def once(self, action: Callable[[], Any]) -> bool:
         """Try now, unless the last failure was too recent."""
         return time.monotonic() >= self._next and self._try(action)
@@ -247,7 +252,8 @@ def serve(
             say(asdict(_flush(sending, patient, deliver, time.monotonic() + message["flush"])))
         elif "close" in message:
             status = message["close"]
-            done = patient.until(partial(sending.finish, status), time.monotonic() + FLUSH_SECONDS / 3)
+            patience = 0.0 if patient.failing else FLUSH_SECONDS
+            done = patient.until(partial(sending.finish, status), time.monotonic() + patience)
             say(asdict(Sent(done, sending.run_id, reason="" if done else patient.problem)))
             return
 

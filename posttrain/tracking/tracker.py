@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,8 @@ from posttrain.tracking.metrics_file import NAME, MetricsFile
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-FLUSH_SECONDS = 30.0  # how long `flush` goes on trying a store that does not answer
-_GRACE = 20.0  # the sender's own start and its last request, on a busy machine
+FLUSH_SECONDS = 20.0  # how long `flush` goes on trying a store that does not answer
+_GRACE = 60.0  # the sender's own start and its last request, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Tracker:
         self.file = MetricsFile(state / NAME)
         self._log = log or logging.getLogger(__name__)
         self._sender = sender
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.file.closed
 
     @property
     def path(self) -> Path:
@@ -121,11 +127,9 @@ class Sender:
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send one command; a sender that is gone is found out by `ask`."""
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
-        except (BrokenPipeError, ValueError):
-            return
 
     def ask(self, message: Mapping[str, Any], seconds: float) -> Sent:
         """Send one command and wait for its answer, `seconds` at most."""
@@ -148,7 +152,8 @@ class Sender:
     def end(self) -> None:
         """Close the pipe and wait for the process; one that does not end is killed."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=_GRACE)
         except subprocess.TimeoutExpired:

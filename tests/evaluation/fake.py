@@ -12,7 +12,7 @@ from posttrain.data.tables import EVALUATED, write_table
 from posttrain.evaluation.metrics import absolute
 from posttrain.tracking.metrics_file import MetricsFile
 
-WORDS = "the film was not that bad but its heart is in every scene <b>& a 'smile'</b>".split()
+WORDS = ("the", "film", "was", "not", "bad", "but", "its", "heart", "is", "in", "every", "scene", "<b>&", "'smile'</b>")
 
 
 def rows(count: int, shift: float, seed: int) -> list[dict[str, Any]]:
