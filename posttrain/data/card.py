@@ -91,7 +91,7 @@ def histogram(values: Sequence[float], whole: bool = False) -> Facts:
         whole: these are whole numbers: a bin holds one or more of them, and its edges lie halfway between two.
     """
     width, shift = _bin_width(max(values) - min(values), whole), 0.5 if whole else 0.0
-    bins = Counter(math.floor((value + shift) / width) for value in values)
+    bins = Counter(math.floor((value + shift) / width + 1e-9) for value in values)  # 0.6 / 0.2 is just under 3
     first, last = min(bins), max(bins)
     edges = [round(index * width - shift, 10) for index in range(first, last + 2)]
     return {"edges": edges, "counts": [bins[index] for index in range(first, last + 1)]}

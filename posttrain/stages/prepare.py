@@ -27,7 +27,7 @@ def run(stage: Stage) -> None:
     config = stage.config.data
     corpus = read_corpus(config, Path(config.path))
     _log_corpus(stage, corpus)
-    model = _model_folder(stage.inputs["model"])
+    model = stage.inputs["model"] / "model"
     tokenizer = _tokenizer(stage, corpus, model)
     rendered = _render(stage, corpus, tokenizer, _limits(config, model))
     made = assemble(corpus, rendered, config.rating_pairs, stage.seed, tokenizer.start_id)
@@ -39,11 +39,6 @@ def _log_corpus(stage: Stage, corpus: Corpus) -> None:
     for tally in corpus.tallies.values():
         reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(tally.dropped.items())) or "none"
         stage.log.info("%s (%s): %d rows read, dropped: %s", tally.name, tally.form, tally.read, reasons)
-
-
-def _model_folder(stage_folder: Path) -> Path:
-    inner = stage_folder / "model"
-    return inner if inner.is_dir() else stage_folder
 
 
 def _tokenizer(stage: Stage, corpus: Corpus, model: Path) -> Tokenizer:
@@ -92,11 +87,13 @@ def _describe(tokenizer: Tokenizer) -> Facts:
 
 def _write_card(stage: Stage, facts: Facts) -> None:
     settings = facts["settings"]
-    write_card(stage.out, facts)
     limits = {"prompt": settings["max_prompt_tokens"], "completion": settings["max_completion_tokens"]}
+    write_card(stage.out, facts)
     pictures.draw_lengths(stage.out / "lengths.png", facts["tokens"], limits, facts["cut"])
     if facts["ratings"]:
         pictures.draw_ratings(stage.out / "ratings.png", facts["ratings"])
+    for name in ("card.md", "lengths.png", *(["ratings.png"] if facts["ratings"] else [])):
+        stage.tracker.artifact(stage.out / name)
     for name, counts in facts["tables"].items():
         stage.log.info("%s: %s", name, ", ".join(f"{count} {split}" for split, count in counts.items()))
         stage.tracker.summary({f"data/{name}/{split}": count for split, count in counts.items()})

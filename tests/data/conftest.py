@@ -19,7 +19,8 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LLAMA = (
-    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system here') }}"
+    "{% endif %}"
     "[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
 )
 

@@ -40,7 +40,12 @@ READS = {
         [("d.jsonl, line 1", {"a": "one\u2028two\x85three"}), ("d.jsonl, line 2", {"a": 2})],
     ),
     "jsonl with a byte order mark": ("d.jsonl", b'\xef\xbb\xbf{"a": 1}\n', {}, [("d.jsonl, line 1", {"a": 1})]),
-    "json list": ("d.json", b'[{"a": 1},\n {"a": null}]', {}, [("d.json, item 1", {"a": 1}), ("d.json, item 2", {"a": None})]),
+    "json list": (
+        "d.json",
+        b'[{"a": 1},\n {"a": null}]',
+        {},
+        [("d.json, item 1", {"a": 1}), ("d.json, item 2", {"a": None})],
+    ),
     "json with data": ("d.json", b'{"data": [{"a": 1}], "licence": "MIT"}', {}, [("d.json, item 1", {"a": 1})]),
     "csv": ("d.csv", b"a,b\nx,y\n", {}, [("d.csv, line 2", AB[0])]),
     "csv with a byte order mark and CRLF": ("d.csv", b"\xef\xbb\xbfa,b\r\nx,y\r\n", {}, [("d.csv, line 2", AB[0])]),
@@ -147,7 +152,9 @@ def test_hub_reads_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.M
     assert rows[0].where.endswith(", row 1")
 
 
-@pytest.mark.parametrize("fault", [ConnectionError("Couldn't reach 'who/what' on the Hub\nmore"), ValueError("Unknown split")])
+@pytest.mark.parametrize(
+    "fault", [ConnectionError("Couldn't reach 'who/what' on the Hub\nmore"), ValueError("Unknown split")]
+)
 def test_hub_faults_are_one_sentence(fault: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreachable(*_: Any, **__: Any) -> None:
         raise fault

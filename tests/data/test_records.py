@@ -150,9 +150,17 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], list[str]]] = {
     "an answer alone": ("messages", {"messages": [bot("b")]}, ["prompt is empty"]),
     "other keys": ("messages", {"messages": [{"from": "human", "value": "a"}]}, ["['from', 'value']", "role, content"]),
     "a text for a message": ("messages", {"messages": ["a", "b"]}, ["messages[0]", "str"]),
-    "another role": ("messages", {"messages": [{"role": "bot", "content": "a"}]}, ["messages[0]", "'bot'", "assistant"]),
+    "another role": (
+        "messages",
+        {"messages": [{"role": "bot", "content": "a"}]},
+        ["messages[0]", "'bot'", "assistant"],
+    ),
     "an empty message": ("messages", {"messages": [user(""), bot("b")]}, ["messages[0].content is empty"]),
-    "content in parts": ("messages", {"messages": [{"role": "user", "content": [{}]}, bot("b")]}, ["content is of type list"]),
+    "content in parts": (
+        "messages",
+        {"messages": [{"role": "user", "content": [{}]}, bot("b")]},
+        ["content is of type list"],
+    ),
     "an empty answer": ("messages", {"messages": [user("a"), bot(" ")]}, ["messages[1].content is empty"]),
     "no common opening": ("preference", chosen("yes", "no"), ["prompt is empty", "prompt column"]),
     "two kinds": ("preference", chosen([user("a"), bot("b")], "no"), ["two kinds"]),
@@ -213,7 +221,12 @@ def test_dropped_with_the_reason(form: Form, values: dict[str, Any], reason: str
 @pytest.mark.parametrize(
     ("form", "columns", "values", "words"),
     [
-        ("ratings", {}, {"review": "a", "stars": 1}, ["['review', 'stars']", "['rating', 'text']", "columns: {ours: theirs}"]),
+        (
+            "ratings",
+            {},
+            {"review": "a", "stars": 1},
+            ["['review', 'stars']", "['rating', 'text']", "columns: {ours: theirs}"],
+        ),
         ("ratings", {"text": "body"}, {"text": "a", "rating": 1}, ["['rating', 'text']", "['body', 'rating']"]),
         ("preference", {"prompt": "q"}, {"chosen": "a", "rejected": "b"}, ["['chosen', 'rejected']", "'q'"]),
         ("kto", {}, pc(), ["['completion', 'prompt']", "label"]),

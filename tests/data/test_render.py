@@ -63,7 +63,10 @@ def test_default_template_of_conversations(built_in: Tokenizer) -> None:
 def test_the_tokenizers_own_template(tokenizer_kinds: dict[str, Tokenizer]) -> None:
     qwen, llama = tokenizer_kinds["qwen"], tokenizer_kinds["llama"]
     row = one(qwen, WIDE, chat(("user", "a")), "d")
-    assert qwen.decode(row.prompt_ids, skip_special_tokens=False) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    assert (
+        qwen.decode(row.prompt_ids, skip_special_tokens=False)
+        == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert qwen.decode(row.answers[0], skip_special_tokens=False) == "d<|im_end|>"
     row = one(llama, WIDE, chat(("user", "a")), "d")
     assert row.prompt_ids.count(llama.start_id) == 1

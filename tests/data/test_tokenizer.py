@@ -13,7 +13,15 @@ from posttrain.data.tokenizer import Tokenizer, copy_tokenizer, fingerprint, loa
 from posttrain.errors import UserError
 from tests.data.conftest import TEXTS
 
-STRANGE = ["caf\u00e9 \U0001f600", " leading", "trailing ", "two\n\nlines\r\n", "<|eos|> in a text", "\x00\x7f", "\u6f22\u5b57"]
+STRANGE = [
+    "caf\u00e9 \U0001f600",
+    " leading",
+    "trailing ",
+    "two\n\nlines\r\n",
+    "<|eos|> in a text",
+    "\x00\x7f",
+    "\u6f22\u5b57",
+]
 
 
 def test_specials_and_round_trip(built_in: Tokenizer) -> None:
@@ -35,7 +43,8 @@ def test_size_is_as_asked_where_the_texts_suffice(tmp_path: Path) -> None:
 
 def test_equal_texts_give_equal_bytes_in_other_processes(tmp_path: Path) -> None:
     program = (
-        "import sys, pathlib; from posttrain.data.tokenizer import train_tokenizer; from tests.data.conftest import TEXTS;"
+        "import sys, pathlib; from posttrain.data.tokenizer import train_tokenizer;"
+        "from tests.data.conftest import TEXTS;"
         "train_tokenizer(TEXTS, 320, pathlib.Path(sys.argv[1]))"
     )
     train_tokenizer(iter(TEXTS), 320, tmp_path / "here")
