@@ -41,7 +41,7 @@ def read(folder: Path) -> Manifest:
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} is missing: {folder} is no finished stage; {_mend(folder)}") from None
+        raise UserError(f"{path} is missing: {folder} is no finished stage; run snakemake to make it") from None
     except ValueError:
         raise UserError(f"{path} is damaged; {_mend(folder)}") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("outputs"), dict):
