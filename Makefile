@@ -1,27 +1,28 @@
-# `make run` is all that a fresh clone needs. Another Python: make PYTHON=python3.11 run
+# `make run` is all that a fresh clone needs. Another Python or experiment: make PYTHON=python3.11 CONFIG=configs/quick.yaml run
 PYTHON ?= python3
-CONFIG ?= config.yaml
+CONFIG ?=
 CORES ?= all
 
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
-SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) --configfile $(CONFIG)
+INSTALL := -m pip --disable-pip-version-check --quiet install
+SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) $(if $(CONFIG),--configfile $(CONFIG))
 HOST_LOCKS := envs/driver.lock envs/cpu.lock
+PEERS := trl verl
 
-.PHONY: run run-containers test lint test-peers apptainer ui lock clean help
+.PHONY: help venv run run-containers test lint test-peers apptainer ui lock clean
 .DEFAULT_GOAL := help
 
 help: ## show these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
-run: .venv/.host ## run config.yaml in this machine's environment
+run: venv ## run config.yaml in this machine's environment
 	$(SNAKEMAKE)
 
-run-containers: apptainer ## the same in containers; the image is built where it is missing
+run-containers: venv apptainer ## the same in containers; the image is built where it is missing
 	$(SNAKEMAKE) --use-singularity
 
-test: .venv/.dev data lint ## lint, types and all tests, with a run on the host and one in containers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+test: lint data apptainer ## lint, types and all tests, with a run on the host and one in containers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: .venv/.dev ## ruff, mypy, snakefmt and Snakemake's own linter
 	$(BIN)/ruff check .
@@ -30,31 +31,41 @@ lint: .venv/.dev ## ruff, mypy, snakefmt and Snakemake's own linter
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint
 
-apptainer: .venv/.host ## find Apptainer or install a private copy, and link it into .venv/bin
+test-peers: $(PEERS:%=.venv/peers/%/.installed) ## recompute the stored vectors with TRL and verl themselves
+	@for peer in $(PEERS); do .venv/peers/$$peer/bin/python tests/oracles/recompute/$${peer}_vectors.py || exit 1; done
+
+venv: .venv/.host ## the virtual environment .venv with the pinned packages
+
+apptainer: | .venv/bin/python ## find Apptainer or install a private copy, and link it into .venv/bin
 	$(BIN)/python docker/install_apptainer.py
 
-ui: .venv/.host ## MLflow's page for all runs, on localhost
+ui: venv ## MLflow's page for all runs, on localhost
 	$(BIN)/python -m posttrain ui
 
 lock: .venv/.dev ## write envs/*.lock from envs/*.in
-	$(PIP) install uv
+	$(BIN)/python $(INSTALL) uv
 	$(BIN)/python envs/lock.py
 
-clean: ## delete results and Snakemake's own records; data, images and the environment stay
+clean: ## delete results and Snakemake's records; data, images and the environment stay
 	rm -rf results .snakemake
+
+data: | .venv/.host
+	$(BIN)/dvc pull --quiet
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
 
 .venv/.host: $(HOST_LOCKS) pyproject.toml | .venv/bin/python
-	@echo "installing the environment (a few minutes, once)"
-	$(PIP) install $(addprefix -r ,$(HOST_LOCKS))
-	$(PIP) install --no-deps --editable .
+	@echo "installing the packages into .venv (a few minutes, once)"
+	$(BIN)/python $(INSTALL) $(addprefix -r ,$(HOST_LOCKS))
+	$(BIN)/python $(INSTALL) --no-deps --editable .
 	@touch $@
 
 .venv/.dev: envs/dev.lock .venv/.host
-	$(PIP) install -r envs/dev.lock
+	$(BIN)/python $(INSTALL) -r envs/dev.lock
 	@touch $@
 
-data: | .venv/.host
-	$(BIN)/dvc pull --quiet
+.venv/peers/%/.installed: tests/oracles/recompute/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) -r $<
+	@touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shutil
 import site
@@ -11,7 +12,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
 from tests.workflow.conftest import MICRO
 from tests.workflow.project import REPOSITORY, Project, new_project
@@ -132,6 +135,8 @@ def test_a_config_file_takes_the_place_of_config_yaml(fresh: Project) -> None:
     "path", ["config.yaml", *sorted(str(p.relative_to(REPOSITORY)) for p in REPOSITORY.glob("configs/*.yaml"))]
 )
 def test_every_config_of_the_repository_is_valid(fresh: Project, path: str) -> None:
+    schema = json.loads((REPOSITORY / "workflow/schemas/config.schema.json").read_text())
+    jsonschema.validate(yaml.safe_load((REPOSITORY / path).read_text()), schema)  # what editors check while one types
     shutil.rmtree(fresh.folder / "configs", ignore_errors=True)
     shutil.copytree(REPOSITORY / "configs", fresh.folder / "configs")
     shutil.copy(REPOSITORY / "config.yaml", fresh.folder / "config.yaml")
