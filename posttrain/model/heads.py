@@ -81,7 +81,8 @@ def scalar_head(trunk: PreTrainedModel, seed: int) -> nn.Linear:
 
 
 def _trunk(model: PreTrainedModel) -> PreTrainedModel:
-    trunk: PreTrainedModel = model.base_model
+    trunk = model.base_model
+    assert isinstance(trunk, PreTrainedModel)
     return trunk
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
@@ -110,7 +111,7 @@ class _Rows:
         self.inputs, self.mask = inputs.to(self.device), mask.to(self.device)
         self.positions = positions(self.mask)
         self.uniforms = _uniforms(requests, sampling).to(self.device)
-        self.cache = _new_cache(model)
+        self.cache = _new_cache(model, width + sampling.max_new_tokens)
         self.live = torch.arange(len(requests), device=self.device)
         self.ids = torch.zeros(len(requests), sampling.max_new_tokens, dtype=torch.int64, device=self.device)
         self.log_probs = torch.zeros(self.ids.shape, device=self.device)
@@ -177,13 +178,19 @@ def _uniforms(requests: Sequence[Request], sampling: Sampling) -> Tensor:
     return torch.stack(rows)
 
 
-def _new_cache(model: PreTrainedModel) -> Any:
-    """An empty cache with a layer of the right kind for each layer of the model.
+def _new_cache(model: PreTrainedModel, tokens: int) -> Any:
+    """An empty cache, with a layer of the right kind for each layer of the model, for rows of at most `tokens` tokens.
 
     transformers 4.51 knows one kind of layer, and a few of its models return tuples of tensors instead (None asks so).
     """
     if "config" in inspect.signature(DynamicCache.__init__).parameters:
         return DynamicCache(config=model.config)
+    config: Any = model.config
+    if getattr(config, "cache_implementation", None) == "hybrid" and tokens > config.sliding_window:
+        raise UserError(
+            f"transformers {transformers.__version__} cannot generate in batches with a {config.model_type} model beyond"
+            f" its window of {config.sliding_window} tokens ({tokens} wanted); use transformers 5 or lower max_new_tokens"
+        )
     return DynamicCache() if model._supports_cache_class else None
 
 

@@ -29,7 +29,7 @@ def sampling(**changes: Any) -> Sampling:
 
 
 def ending_model(arch: str, greedy: bool = False) -> nn.Module:
-    """A model that ends its completions: with about every twentieth token, or, for `greedy`, as its best token at times."""
+    """A model that ends its completions: with every twentieth token or so, or, for `greedy`, at times."""
     model = tiny_model(arch)
 
     def raise_eos(module: nn.Module, arguments: Any, output: Any) -> Any:
