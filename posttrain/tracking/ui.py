@@ -45,20 +45,18 @@ def _serve(where: Destination, port: int) -> int:
     environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # The store's relative artifact locations are resolved in the server's working folder: the project.
     process = subprocess.Popen(command, cwd=where.root, env=environment)
+    stopped = False
 
     def stop(signum: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
         process.terminate()
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     threading.Thread(target=_announce, args=(process, port), daemon=True).start()
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=10)
+    status = process.wait()
+    return 0 if stopped else status
 
 
 def _announce(process: subprocess.Popen[bytes], port: int) -> None:
