@@ -83,7 +83,8 @@ def _dispatch(words: argparse.Namespace, interruption: Interruption) -> None:
     from posttrain.stages.runner import Job, run_stage
 
     job = Job(words.command, config, _inputs(words.input), words.output, words.run)
-    run_stage(job, importlib.import_module(STAGES[words.command]).run, interruption)
+    # The stage's module, and torch with it, is imported once the inputs are known to be good.
+    run_stage(job, lambda stage: importlib.import_module(STAGES[stage.name]).run(stage), interruption)
 
 
 def _parser() -> argparse.ArgumentParser:

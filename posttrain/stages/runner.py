@@ -206,6 +206,7 @@ class _Attempt:
         self.history = self._count()
         device = _open_device(job, facts.slice)
         log = logging.getLogger(f"posttrain.{job.stage}")
+        log.setLevel(logging.INFO)
         log.addFilter(self.resumes)
         return Stage(
             name=job.stage,
