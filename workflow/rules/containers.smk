@@ -10,6 +10,10 @@ IN_CONTAINERS = DeploymentMethod.APPTAINER in workflow.deployment_settings.deplo
 CUDA = EXPERIMENT.resources.device == "cuda"
 
 
+# Variables of the user that stages in containers see. All others stay outside.
+PASSED_ON = ("MLFLOW_TRACKING_", "CUDA_VISIBLE_DEVICES")
+
+
 def on_host(wildcards):
     """No container, for what only the host has: the network, DVC, Apptainer itself."""
 
@@ -43,8 +47,8 @@ def binds():
 
 
 def container_arguments():
-    """Return Apptainer's options: nothing of the host's environment or Python gets in but what is named here."""
-    words = ["--cleanenv", "--env", f"PYTHONNOUSERSITE=1,PYTHONPATH={workflow.basedir}"]
+    """Return Apptainer's options: the environment stays outside, and folders only get in if a stage needs them."""
+    words = ["--cleanenv"]
     for path, mode in binds():
         words += ["--bind", f"{path}:{path}:{mode}"]
     if CUDA:
@@ -52,18 +56,23 @@ def container_arguments():
     return shlex.join(words)
 
 
-def pass_on_environment(runtime):
-    """Let the whitelisted variables through --cleanenv, without their values on any command line."""
-    for name, value in list(os.environ.items()):
-        if name.startswith("MLFLOW_TRACKING_") or name == "CUDA_VISIBLE_DEVICES":
-            os.environ[f"{runtime.upper()}ENV_{name}"] = value
+def pass_in(runtime):
+    """Set what --cleanenv lets through. As variables, values show on no command line.
+
+    HOME is the working directory there, so caches are given a folder that nobody has to look at.
+    """
+    caches = Path(".snakemake").absolute() / "containers"
+    inside = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+    inside |= {"PYTHONNOUSERSITE": "1", "PYTHONPATH": str(workflow.basedir)}
+    inside |= {"XDG_CACHE_HOME": str(caches / "cache"), "XDG_CONFIG_HOME": str(caches / "config")}
+    os.environ.update({f"{runtime.upper()}ENV_{name}": value for name, value in inside.items()})
 
 
 def use_containers():
     runtime = next((name for name in ("apptainer", "singularity") if shutil.which(name)), None)
     if runtime is None:
         stop("no Apptainer or Singularity on PATH; type `make apptainer`, or leave --use-singularity out")
-    pass_on_environment(runtime)
+    pass_in(runtime)
     if workflow.is_main_process:  # jobs in processes of their own are given these arguments by this one
         settings = workflow.deployment_settings
         settings.apptainer_args = f"{settings.apptainer_args} {container_arguments()}".strip()
