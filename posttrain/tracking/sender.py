@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -310,6 +311,8 @@ def main() -> None:
         except (BrokenPipeError, ValueError):
             return  # nobody listens any more
 
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a cluster signals every process of a job: the stage says how it ended
     if hasattr(os, "nice"):
         os.nice(5)
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")

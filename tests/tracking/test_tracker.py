@@ -74,6 +74,8 @@ def test_one_execution_from_start_to_finish(project: Path, tracker: Opener, tmp_
     stage.artifact(Path(__file__), "code")
     sent = stage.flush()
     assert (sent.tracking, sent.points) == ("complete", 5)
+    assert stage._sender
+    stage._sender._process.terminate()  # as a cluster does with every process of a job that it stops
     stage.close("FINISHED")
 
     run = str(sent.run_id)
