@@ -57,24 +57,16 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def inside(runtime: str, image: Path, project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a Python in the image says of itself, started as Snakemake starts a stage, from a host that tries to leak."""
+    """What Python says of itself in the image, started as Snakemake starts a stage, from a host that tries to leak."""
     host = tmp_path_factory.mktemp("host")
-    (host / "marker").write_text("")
     (host / "hostmodule.py").write_text("")
-    leaks = {
-        "PYTHONPATH": str(host),
-        "PYTHONHOME": str(host),
-        "VIRTUAL_ENV": str(host),
-        "SSL_CERT_FILE": str(host / "marker"),
-    }
-    shell = "python probe.py " + str(Path.home() / ".posttrain-image-test-marker")
+    leaks = dict.fromkeys(("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "SSL_CERT_FILE"), str(host))
     marker = Path.home() / ".posttrain-image-test-marker"
     marker.write_text("")
+    shell = f"python probe.py {marker}"
     command = [runtime, "exec", "--home", str(project), "--cleanenv", "--pid", str(image), "bash", "-c", shell]
     try:
-        done = subprocess.run(
-            command, cwd=project, env={**os.environ, **leaks}, capture_output=True, text=True, timeout=180
-        )
+        done = subprocess.run(command, cwd=project, env=os.environ | leaks, capture_output=True, text=True, timeout=180)
     finally:
         marker.unlink()
     assert done.returncode == 0, done.stderr
