@@ -188,8 +188,8 @@ def _new_cache(model: PreTrainedModel, tokens: int) -> Any:
     config: Any = model.config
     if getattr(config, "cache_implementation", None) == "hybrid" and tokens > config.sliding_window:
         raise UserError(
-            f"transformers {transformers.__version__} cannot generate in batches with a {config.model_type} model beyond"
-            f" its window of {config.sliding_window} tokens ({tokens} wanted); use transformers 5 or lower max_new_tokens"
+            f"transformers {transformers.__version__} cannot generate {tokens} tokens with a {config.model_type} model,"
+            f" whose window is {config.sliding_window}; use transformers 5, or lower max_new_tokens"
         )
     return DynamicCache() if model._supports_cache_class else None
 

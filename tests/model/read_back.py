@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-IDS = [1, 5, 9, 200, 7, 33, 2]
+IDS = [1, 5, 9, 200, 7, 33, 8, 120, 4, 77, 61, 2]  # longer than the tiny models' window
 TEXT = "the film was not good"
 
 
@@ -21,7 +21,9 @@ def read(folder: str) -> dict[str, object]:
     """What transformers makes of the folder."""
     classifier = AutoConfig.from_pretrained(folder).architectures[0].endswith("SequenceClassification")
     auto = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
-    model = auto.from_pretrained(folder).eval()
+    # The dtype that the folder names is the default since 5.
+    named = {"torch_dtype": "auto"} if transformers.__version__.startswith("4.") else {}
+    model = auto.from_pretrained(folder, **named).eval()
     with torch.no_grad():
         logits = model(torch.tensor([IDS])).logits[0]
     return {

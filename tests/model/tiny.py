@@ -61,7 +61,12 @@ def tiny_config(arch: str, vocab: int = VOCABULARY) -> PretrainedConfig:
         "gemma": lambda: GemmaConfig(vocab_size=vocab, **_GROUPED),
         "gemma2": lambda: Gemma2Config(vocab_size=vocab, sliding_window=8, query_pre_attn_scalar=8, **_GROUPED),
         "gemma3": lambda: Gemma3TextConfig(
-            vocab_size=vocab, sliding_window=8, sliding_window_pattern=2, query_pre_attn_scalar=8, **_GROUPED
+            vocab_size=vocab,
+            sliding_window=8,
+            sliding_window_pattern=2,
+            query_pre_attn_scalar=8,
+            rope_local_base_freq=300.0,
+            **_GROUPED,
         ),
         "gpt_neox": lambda: GPTNeoXConfig(vocab_size=vocab, rotary_pct=0.5, **_COMMON),
     }[arch]()
