@@ -183,7 +183,7 @@ def build(image: Image, out: Path, runtime: str, progress: Progress) -> None:
     log, identity = out.with_suffix(".log"), image_id(image.name)
     with tempfile.TemporaryDirectory(prefix="posttrain-image-") as folder:
         work = Path(folder)
-        check_space(work, image.disk_gb, "the build of the image")
+        check_space(work.parent, image.disk_gb, "the build of the image")
         check_space(out.parent, image.disk_gb * COMPRESSED_SHARE, "the image")
         has_wheels = fetch_wheels(image, work, progress)
         bootstrap, source = prepare_base(image, runtime, work, progress)
