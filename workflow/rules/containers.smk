@@ -20,7 +20,7 @@ def on_host(wildcards):
 
 def image_param(wildcards):
     """Return what a stage runs in. The id covers the recipe and the lock file, which the host's environment has too."""
-    return f"image: {IMAGE_NAME if IN_CONTAINERS else 'host'} {IMAGE_ID}"
+    return f"image: {IMAGE_NAME if IN_CONTAINERS else 'host'} {IMAGE_ID[:12]}"
 
 
 def outside(path):

@@ -60,7 +60,7 @@ def settings(stage, run=None):
 
 @functools.cache
 def code_digest(stage, method=None):
-    return code_slice(stage, method).digest
+    return code_slice(stage, method).digest[:12]
 
 
 def triggers(stage, image=True):
