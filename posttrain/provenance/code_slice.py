@@ -115,12 +115,16 @@ def _imports(node: ast.AST, package: str) -> Iterator[str]:
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str) and _REFERENCE.fullmatch(node.value):
             yield from _references(node.value)
-    elif isinstance(node, ast.If) and _is_type_checking(node.test):
-        for child in node.orelse:
-            yield from _imports(child, package)
     else:
-        for child in ast.iter_child_nodes(node):
+        for child in _live_children(node):
             yield from _imports(child, package)
+
+
+def _live_children(node: ast.AST) -> Iterable[ast.AST]:
+    """Without what only a type checker reads."""
+    if isinstance(node, ast.If) and _is_type_checking(node.test):
+        return node.orelse
+    return ast.iter_child_nodes(node)
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

@@ -127,7 +127,7 @@ def _download(settings: Model) -> Path:
     except Exception as error:  # the hub's client raises its transport's errors, which differ from version to version
         if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
             raise  # a fault of this machine's disk
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].split(". ")[0]
         raise UserError(
             f"model.base: {base} could not be fetched from the hub ({reason}); "
             "check the network, or give the path of a local folder"

@@ -137,6 +137,7 @@ def run_stage(job: Job, body: Body, interrupted: Callable[[], bool] = lambda: Fa
             raise
         finally:
             stage.tracker.close(status)
+            shutil.rmtree(stage.out, ignore_errors=True)  # half an output, where it was not published
         attempt.clean()
 
 
