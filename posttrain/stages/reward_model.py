@@ -10,8 +10,8 @@ from posttrain.model.heads import RewardModule
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.batches import Forward, Unit
 from posttrain.runtime.seeds import derive
-from posttrain.trainer.rows import read_rows
-from posttrain.trainer.supervised import RewardPairs
+from posttrain.trainer.comparison import RewardPairs
+from posttrain.trainer.rows import read_rows, validation_rows
 from posttrain.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def run(stage: Stage) -> None:
     forward = Forward(load_tokenizer(folder).pad_id, settings.microbatch_tokens, stage.device)
     job = RewardPairs(module, pairs, settings, forward, stage.seed)
     Trainer(stage, settings, job).run()
-    validation = read_pairs(stage, "validation", model)
+    validation = validation_rows(read_pairs(stage, "validation", model), stage.seed)
     if validation:
         stage.tracker.summary(job.evaluate(validation))
     export_reward_module(module, folder, stage.out / "model")

@@ -12,9 +12,9 @@ from posttrain.rollout.engine import Sampling
 from posttrain.rollout.manager import Prompt, RolloutManager
 from posttrain.rollout.transformers_engine import TransformersEngine
 from posttrain.runtime.seeds import derive
-from posttrain.trainer.online import training_prompts
 from posttrain.trainer.order import permutation
 from posttrain.trainer.progress import ProgressReport
+from posttrain.trainer.rows import training_prompts
 
 if TYPE_CHECKING:
     from posttrain.stages.runner import Stage

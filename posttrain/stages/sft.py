@@ -11,7 +11,7 @@ from posttrain.model.export import export_model
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.batches import Forward
 from posttrain.runtime.seeds import derive
-from posttrain.trainer.rows import read_rows
+from posttrain.trainer.rows import read_rows, validation_rows
 from posttrain.trainer.supervised import SupervisedTokens
 from posttrain.trainer.trainer import Trainer
 
@@ -32,7 +32,7 @@ def run(stage: Stage) -> None:
     forward = Forward(load_tokenizer(tokenizer_dir).pad_id, settings.microbatch_tokens, stage.device)
     job = SupervisedTokens(model, rows, settings, forward, stage.seed)
     Trainer(stage, settings, job).run()
-    validation = read_split(stage, "validation", model)
+    validation = validation_rows(read_split(stage, "validation", model), stage.seed)
     if validation:
         stage.tracker.summary(job.evaluate(validation))
     export_model(model, tokenizer_dir, stage.out / "model")

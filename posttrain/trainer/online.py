@@ -14,7 +14,6 @@ from torch import Tensor
 from posttrain.algorithms.aggregate import Mode, aggregate, normaliser
 from posttrain.algorithms.kl import k3
 from posttrain.config.schema import Online
-from posttrain.data.tables import read_table
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.errors import UserError
 from posttrain.model.batch import Row
@@ -26,12 +25,14 @@ from posttrain.roles.reference import Reference
 from posttrain.roles.reward_model import RewardModel
 from posttrain.rollout.buffer import ReplayBuffer, Sample
 from posttrain.rollout.engine import Sampling
-from posttrain.rollout.manager import Prompt, RolloutManager
+from posttrain.rollout.manager import RolloutManager
 from posttrain.rollout.transformers_engine import TransformersEngine
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.context import Context
+from posttrain.trainer.metrics import mean_metrics, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest, permutation
-from posttrain.trainer.trainer import Job, tokens_of, train_metrics
+from posttrain.trainer.rows import training_prompts
+from posttrain.trainer.trainer import Job
 
 Parts = Mapping[str, Callable[..., Any]]
 
@@ -189,20 +190,6 @@ class OnlineJob(Job):
         self.buffer.load_state_dict(counters["buffer"])
 
 
-def training_prompts(context: Context) -> list[Prompt]:
-    """(id, ids) of every prompt of the training split.
-
-    Raises:
-        UserError: there is none.
-    """
-    path = context.inputs["data"] / "prompts.parquet"
-    table = read_table(path)
-    table = table[table["split"] == "train"]
-    if table.empty:
-        raise UserError(f"{path} has no prompt in the split 'train': add data or lower data.split")
-    return list(zip(table["id"], table["prompt_ids"], strict=True))
-
-
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
     """Mean reward of the samples that have one, mean length in tokens, share cut by the limit, number without one."""
     rewards = [s.reward for s in samples if s.reward is not None and math.isfinite(s.reward)]
@@ -212,8 +199,3 @@ def rollout_metrics(samples: Sequence[Sample]) -> Metrics:
         "rollout/truncated": sum(s.finish == "length" for s in samples) / len(samples),
         "rollout/excluded": float(len(samples) - len(rewards)),
     }
-
-
-def mean_metrics(found: Sequence[Metrics]) -> Metrics:
-    """Each metric's mean over the optimiser steps of one training step."""
-    return {name: sum(metrics[name] for metrics in found) / len(found) for name in found[0]}

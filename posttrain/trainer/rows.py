@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedModel
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from posttrain.data.tables import read_table
 from posttrain.errors import UserError
+from posttrain.trainer.context import Context
+from posttrain.trainer.order import permutation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# More rows would move the figures by less than their own error, and cost more than short trainings.
+VALIDATION_ROWS = 256
+
+T = TypeVar("T")
 
 
 def read_rows(path: Path, split: str, completions: Sequence[str], model: PreTrainedModel) -> list[dict[str, Any]]:
@@ -31,6 +39,25 @@ def read_rows(path: Path, split: str, completions: Sequence[str], model: PreTrai
         for column in completions:
             _check(path, row, column, getattr(model.config, "max_position_embeddings", None))
     return rows
+
+
+def training_prompts(context: Context) -> list[tuple[str, list[int]]]:
+    """(id, ids) of every prompt of the training split.
+
+    Raises:
+        UserError: there is none.
+    """
+    path = context.inputs["data"] / "prompts.parquet"
+    table = read_table(path)
+    table = table[table["split"] == "train"]
+    if table.empty:
+        raise UserError(f"{path} has no prompt in the split 'train': add data or lower data.split")
+    return list(zip(table["id"], table["prompt_ids"], strict=True))
+
+
+def validation_rows(rows: list[T], seed: int) -> list[T]:
+    """At most VALIDATION_ROWS of the rows, chosen by the seed, in their order: what is measured after training."""
+    return [rows[i] for i in sorted(permutation(len(rows), seed, "validation")[:VALIDATION_ROWS])]
 
 
 def _check(path: Path, row: dict[str, Any], column: str, room: int | None) -> None:

@@ -1,23 +1,21 @@
-"""Training on given completions: SFT on their tokens, and the reward model on pairs of them."""
+"""Training on the tokens of given completions: SFT."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from posttrain.algorithms.aggregate import aggregate
-from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
 from posttrain.config.schema import Training
 from posttrain.model.batch import Row
-from posttrain.model.heads import RewardModule
 from posttrain.roles.actor import Actor
-from posttrain.roles.batches import Forward, Unit, split
-from posttrain.roles.learner import Learner, Metrics, Stats
+from posttrain.roles.batches import Forward
+from posttrain.roles.learner import Metrics, Stats
+from posttrain.trainer.metrics import tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest
-from posttrain.trainer.trainer import Job, tokens_of, train_metrics
+from posttrain.trainer.trainer import Job
 
 
 class SupervisedTokens(Job):
@@ -46,41 +44,3 @@ class SupervisedTokens(Job):
         """Mean negative log-likelihood of the completion tokens of `rows`."""
         log_probs = self.actor.log_probs(rows)
         return {"eval/loss": -float(log_probs.double().sum()) / sum(len(completion) for _, completion in rows)}
-
-
-class RewardPairs(Job):
-    """The Bradley-Terry reward model: each pair's two completions go through one forward pass together."""
-
-    def __init__(
-        self, module: RewardModule, pairs: Sequence[Unit], settings: Training, forward: Forward, seed: int
-    ) -> None:
-        self.module, self.pairs, self.forward = module, pairs, forward
-        self.learner = Learner(module, settings, settings.learning_rate)
-        self.learners = {"reward_model": self.learner}
-        self.order = Order(seed, len(pairs), settings.minibatch)
-        self.data = data_digest(row for pair in pairs for row in pair)
-
-    def step(self, step: int) -> tuple[Metrics, int]:
-        """One optimiser step on pairs (chosen, rejected)."""
-        units = [self.pairs[i] for i in self.order.rows(step)]
-        return train_metrics(self.learner.update(self._losses(units), step)), tokens_of(units)
-
-    @torch.no_grad()
-    def evaluate(self, pairs: Sequence[Unit]) -> Metrics:
-        """Loss, share of pairs in the right order and mean margin over `pairs`."""
-        totals = {"loss": 0.0, "accuracy": 0.0, "margin": 0.0}
-        for loss, stats in self._losses(pairs):
-            for name, value in {"loss": loss, **stats}.items():
-                totals[name] += float(value)
-        return {f"eval/{name}": value for name, value in totals.items()}
-
-    def _losses(self, pairs: Sequence[Unit]) -> Iterator[tuple[Tensor, Stats]]:
-        for micro in split(pairs, self.forward):
-            chosen, rejected = self.module(micro.batch).view(-1, 2).unbind(1)
-            losses, stats = bradley_terry_loss(chosen, rejected)
-            yield row_mean(losses, len(pairs)), {name: row_mean(value, len(pairs)) for name, value in stats.items()}
-
-
-def row_mean(values: Tensor, count: int) -> Tensor:
-    """A micro-batch's share of the mean over `count` rows or pairs of the minibatch: values [b] -> scalar."""
-    return aggregate(values, torch.ones_like(values, dtype=torch.bool), "sequence-mean", count=count)

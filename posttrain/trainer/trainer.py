@@ -12,7 +12,6 @@ from torch import Tensor
 from posttrain.checkpoint.store import Checkpoints
 from posttrain.config.schema import Training
 from posttrain.errors import Interrupted, UserError
-from posttrain.roles.batches import Unit
 from posttrain.roles.learner import Learner, Metrics
 from posttrain.runtime.seeds import derive, seed_all
 from posttrain.trainer.context import Context
@@ -61,11 +60,12 @@ class Trainer:
             UserError: the checkpoint found belongs to other data or another model, or training diverged.
         """
         done = self._resume()
-        with ProgressReport(self._context.log, self._context.name, self._settings.steps, "steps", done) as progress:
+        title = self._context.run_name or self._context.name
+        with ProgressReport(self._context.log, title, self._settings.steps, "steps", done) as progress:
             for step in range(done + 1, self._settings.steps + 1):
                 metrics = self._step(step)
                 self._context.tracker.log(step, metrics)
-                progress.advance(step, f"loss {metrics['train/loss']:.4g}")
+                progress.advance(step, _note(metrics))
                 stop = self._context.interrupted()
                 if stop or step % self._settings.checkpoint_every == 0 or step == self._settings.steps:
                     self._checkpoints.save(step, self._tensors(), self._counters(step))
@@ -110,14 +110,11 @@ class Trainer:
         return {**self._job.counters(), **place, "data": self._job.data, "seed": self._context.seed}
 
 
-def train_metrics(metrics: Metrics) -> Metrics:
-    """The same values under the names that trackers know: `loss` is `train/loss`."""
-    return {f"train/{name}": value for name, value in metrics.items()}
-
-
-def tokens_of(units: Iterable[Unit]) -> int:
-    """Tokens of all rows of all units, prompts included, padding not."""
-    return sum(len(prompt) + len(completion) for unit in units for prompt, completion in unit)
+def _note(metrics: Metrics) -> str:
+    """What a person watches: the reward where there is one (a policy loss says nothing), else the loss."""
+    if "rollout/reward" in metrics:
+        return f"reward {metrics['rollout/reward']:.4g}"
+    return f"loss {metrics['train/loss']:.4g}"
 
 
 def _unprefixed(role: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

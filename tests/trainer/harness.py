@@ -21,8 +21,10 @@ from pydantic import TypeAdapter
 from posttrain.config.schema import SFT, Model, Rank, RewardModel, Run, Sample
 from posttrain.data.tables import LABELS, PAIRS, PROMPTS, SAMPLES, write_table
 from posttrain.data.tables import SFT as SFT_TABLE
+from posttrain.errors import Interrupted
 from posttrain.model.export import export_model, export_reward_module
 from posttrain.model.heads import RewardModule
+from posttrain.runtime.signals import Interruption
 from tests.model.tiny import tiny_model, tiny_tokenizer_dir
 
 EOS = 2
@@ -34,6 +36,7 @@ class FakeTracker:
 
     path: Path
     kill_at: int | None = None
+    kill_with: signal.Signals = signal.SIGKILL
     steps: dict[int, dict[str, float]] = field(default_factory=dict)
     final: dict[str, float] = field(default_factory=dict)
 
@@ -41,7 +44,7 @@ class FakeTracker:
         self.steps[step] = metrics
         note(self.path, f"step {step}")
         if step == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.kill_with)
 
     def summary(self, values: dict[str, float]) -> None:
         self.final.update(values)
@@ -60,6 +63,7 @@ class FakeStage:
     log: logging.Logger
     seed: int = 0
     device: str = "cpu"
+    run_name: str | None = None
     interrupted: Callable[[], bool] = lambda: False
 
     def metric(self, name: str) -> list[float]:
@@ -136,21 +140,42 @@ def run_stage(stage: FakeStage) -> FakeStage:
     return stage
 
 
-def run_in_process(kind: str, world: Path, place: Path, kill_at: int | None = None, **overrides: Any) -> int | None:
+def run_in_process(
+    kind: str,
+    world: Path,
+    place: Path,
+    kill_at: int | None = None,
+    kill_with: signal.Signals = signal.SIGKILL,
+    **overrides: Any,
+) -> int:
     """Runs the stage in a process of its own; its log goes to place/log. Returns the exit status (-9: killed)."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.trainer.harness", "posttrain.stages.post_train"])
-    process = context.Process(target=_attempt, args=(kind, world, place, kill_at, overrides))
+    process = context.Process(target=_attempt, args=(kind, world, place, kill_at, kill_with, overrides))
     process.start()
     process.join(120)
     assert process.exitcode is not None, "the stage did not end within 120 s"
     return process.exitcode
 
 
-def _attempt(kind: str, world: Path, place: Path, kill_at: int | None, overrides: dict[str, Any]) -> None:
+def _attempt(
+    kind: str,
+    world: Path,
+    place: Path,
+    kill_at: int | None,
+    kill_with: signal.Signals,
+    overrides: dict[str, Any],
+) -> None:
     place.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=place / "log", level=logging.INFO, format="%(message)s")
-    run_stage(make_stage(kind, world, place, kill_at, **overrides))
+    stage = make_stage(kind, world, place, kill_at, **overrides)
+    stage.tracker.kill_with = kill_with
+    if kill_with != signal.SIGKILL:
+        stage.interrupted = Interruption().install()
+    try:
+        run_stage(stage)
+    except Interrupted:
+        raise SystemExit(128 + kill_with) from None
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -128,9 +128,9 @@ def mean_of_means(values, mask, mode="token-mean", *, count):
     ("kind", "place"),
     [
         ("sft", "posttrain.trainer.supervised"),
-        ("reward_model", "posttrain.trainer.supervised"),
-        ("dpo", "posttrain.trainer.supervised"),
-        ("kto", "posttrain.trainer.supervised"),
+        ("reward_model", "posttrain.trainer.metrics"),
+        ("dpo", "posttrain.trainer.metrics"),
+        ("kto", "posttrain.trainer.metrics"),
         ("grpo", "posttrain.trainer.online"),
         ("ppo", "posttrain.trainer.online"),
         ("ppo", "posttrain.trainer.objectives.actor_critic"),

@@ -1,5 +1,7 @@
 """Killed with SIGKILL and started again: the outputs are the bytes of an undisturbed run."""
 
+import signal
+
 import pytest
 import torch
 
@@ -23,6 +25,15 @@ def test_kill_and_restart_give_the_same_bytes(kind, world, tmp_path):
     assert ("resumed at step 6" if kind in KINDS else "resumed at step 7") in log
     done, whole = (len((tmp_path / n / "attempts.log").read_text().splitlines()) for n in ("twice", "whole"))
     assert whole <= done < 1.3 * whole
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_keep_the_step_under_way(signum, world, tmp_path):
+    assert run_in_process("dpo", world, tmp_path, kill_at=5, kill_with=signum) == 128 + signum
+    assert run_in_process("dpo", world, tmp_path) == 0
+    steps = (tmp_path / "attempts.log").read_text().split("\n")[:-1]
+    assert steps == [f"step {step}" for step in range(1, 11)], "no step is done twice"
+    assert "resumed at step 5" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("kind", ["sft", "ppo"])

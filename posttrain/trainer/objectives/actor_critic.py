@@ -19,7 +19,8 @@ from posttrain.roles.critic import Critic
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.rollout.buffer import Sample
 from posttrain.trainer.context import Context
-from posttrain.trainer.online import Experience, OnlineJob, Parts, mean_metrics
+from posttrain.trainer.metrics import mean_metrics
+from posttrain.trainer.online import Experience, OnlineJob, Parts
 
 
 @dataclass(kw_only=True)

@@ -12,9 +12,8 @@ from posttrain.config.schema import KTO
 from posttrain.model.batch import Row
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
+from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
 from posttrain.trainer.preference import Parts, PreferenceJob
-from posttrain.trainer.supervised import row_mean
-from posttrain.trainer.trainer import tokens_of, train_metrics
 
 
 class Labels(PreferenceJob):

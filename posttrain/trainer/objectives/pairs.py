@@ -7,9 +7,8 @@ from torch import Tensor
 from posttrain.algorithms.aggregate import row_sum
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
+from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
 from posttrain.trainer.preference import Parts, PreferenceJob
-from posttrain.trainer.supervised import row_mean
-from posttrain.trainer.trainer import tokens_of, train_metrics
 
 
 class Pairs(PreferenceJob):
