@@ -230,11 +230,7 @@ class _Attempt:
         write_atomic(self.state / "config.yaml", resolved_yaml(self.job.config).encode())
         stage.tracker.artifact(self.state / manifest.MANIFEST)
         stage.tracker.artifact(self.state / "config.yaml")
-        sent = (
-            stage.tracker.flush()
-            if self.job.stage not in UNTRACKED
-            else Sent(False, reason="this stage is not tracked")
-        )
+        sent = stage.tracker.flush()
         shutil.copyfile(stage.tracker.path, self.out / "metrics.jsonl")
         write_atomic(self.out / RUN_FILE, (json.dumps(self._run_facts(sent), indent=1) + "\n").encode())
         manifest.write(self.out, content)

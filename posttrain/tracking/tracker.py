@@ -28,17 +28,21 @@ _GRACE = 60.0  # the sender's own start and its last request, on a busy machine
 
 @dataclass(frozen=True)
 class Sent:
-    """What MLflow has of a stage: `complete` is true when every line of metrics.jsonl and every artifact is there."""
+    """What MLflow has of a stage: `complete` is true when every line of metrics.jsonl and every artifact is there.
+
+    `off` is true where nothing was to be sent.
+    """
 
     complete: bool
     run_id: str | None = None
     points: int = 0
     reason: str = ""
+    off: bool = False
 
     @property
     def tracking(self) -> str:
         """The word for run.json."""
-        return "complete" if self.complete else "incomplete"
+        return "off" if self.off else "complete" if self.complete else "incomplete"
 
 
 class Tracker:
@@ -84,7 +88,7 @@ class Tracker:
         The number of points in MLflow is compared with the file's. What could not be sent stays in metrics.jsonl.
         """
         if self._sender is None:
-            return Sent(False, reason="tracking is off")
+            return Sent(False, off=True)
         sent = self._sender.ask({"flush": seconds}, seconds + _GRACE)
         self._warn()
         if not sent.complete:

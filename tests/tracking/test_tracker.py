@@ -245,6 +245,16 @@ def test_a_sending_process_that_dies_is_no_fault_of_the_stage(tracker: Opener) -
     assert time.monotonic() - before < 5
 
 
+def test_a_tracker_without_a_sender_only_writes(tmp_path: Path) -> None:
+    stage = Tracker(tmp_path)
+    stage.log(1, {"loss": 1})
+    stage.artifact(Path(__file__))
+    sent = stage.flush()
+    assert (sent.tracking, sent.run_id) == ("off", None)
+    stage.close("FINISHED")
+    assert len(stage.path.read_text().splitlines()) == 1
+
+
 def test_system_metrics_come_from_mlflow(project: Path, tracker: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     stage = tracker(where=Destination("quick", "sqlite:///results/mlflow/mlflow.db", project, True))
