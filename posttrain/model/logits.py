@@ -47,10 +47,9 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     """
     log_probs = scale(logits, temperature).log_softmax(-1)
     cumulative = log_probs.exp().cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1]
-    # Below the total even after rounding, so that the first entry above the point exists and has a share of its own.
-    points = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cumulative, points[:, None], right=True)
+    # A float64 below 1 is at most 1 - 2**-53: the product stays below the total, also when rounded, and the first entry
+    # above it exists and has a share of its own.
+    ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
     return ids[:, 0], log_probs.gather(1, ids)[:, 0]
 
 

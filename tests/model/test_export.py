@@ -121,6 +121,8 @@ def test_dtype_is_kept_and_tied_weights_are_written_once(tmp_path: Path) -> None
     export_model(model, tiny_tokenizer_dir(tmp_path), tmp_path / "out")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert again.dtype == torch.bfloat16
+    # Other readers than transformers know the older name alone.
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert again.lm_head.weight.data_ptr() == again.model.embed_tokens.weight.data_ptr()
     assert (tmp_path / "out" / "model.safetensors").stat().st_size < 2 * model.num_parameters() + 4096
 

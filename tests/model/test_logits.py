@@ -74,8 +74,11 @@ def test_draw_never_takes_a_token_of_zero_probability() -> None:
         ids, log_probs = draw(logits, torch.tensor([uniform], dtype=torch.float64), 1.0)
         assert ids.item() in (1, 3)
         assert log_probs.item() > -2
-    all_on_one = torch.tensor([[0.0, -500.0]])
-    assert draw(all_on_one, torch.tensor([1 - 2.0**-53], dtype=torch.float64), 1.0)[0].item() == 0
+    # Totals on both sides of 1, at the largest uniform there is: the last token, of no probability, is out of reach.
+    many = torch.randn(5000, 7, generator=torch.Generator().manual_seed(0)) * 3
+    many[:, -1] = -500.0
+    ids, _ = draw(many, torch.full((5000,), 1 - 2.0**-53, dtype=torch.float64), 1.0)
+    assert ids.max() == 5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
