@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from posttrain.cli import main
-
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `main` takes over: Ctrl-C among the imports shows no traceback
+    from posttrain.cli import main
+
     sys.exit(main())

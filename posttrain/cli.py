@@ -39,15 +39,23 @@ STEPS = {
     "pull_data": "posttrain.stages.pull_data",
     "init_tracking": "posttrain.stages.init_tracking",
 }
+# Commands that read their own arguments: `main(arguments) -> exit status`.
+COMMANDS = {
+    "ui": "posttrain.tracking.ui",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     interruption = Interruption().install()
-    words = _parser().parse_args(arguments)
-    _open_log()
+    words = argparse.Namespace(output=None)
     try:
-        _dispatch(words, interruption)
+        parser = _parser()
+        words, rest = parser.parse_known_args(arguments)
+        if rest and words.command not in COMMANDS:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        _open_log()
+        return _dispatch(words, rest, interruption)
     except UserError as error:
         return _fail(str(error), 2)
     except (Interrupted, Stopped):
@@ -60,17 +68,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if message is None:
             raise
         return _fail(message, 2)
-    return 0
 
 
-def _dispatch(words: argparse.Namespace, interruption: Interruption) -> None:
+def _dispatch(words: argparse.Namespace, rest: list[str], interruption: Interruption) -> int:
     from posttrain.platforms.policy import facts, refuse_unsupported
 
     refuse_unsupported(facts())
+    if words.command in COMMANDS:
+        return int(importlib.import_module(COMMANDS[words.command]).main(rest))
     if words.command == "schema":
-        return _schema(words.output)
-    if words.command == "verify":
-        return _verify(words.folders)
+        _schema(words.output)
+    elif words.command == "verify":
+        _verify(words.folders)
+    else:
+        _run(words, interruption)
+    return 0
+
+
+def _run(words: argparse.Namespace, interruption: Interruption) -> None:
+    """A stage or a host step."""
     from posttrain.config.load import SECTIONS, load_config
 
     config = load_config(words.config)
@@ -99,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         stage.add_argument("--output", required=True, type=Path, metavar="PATH", help="what the stage makes")
     verify = commands.add_parser("verify", help="check finished folders against their manifests")
     verify.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    commands.add_parser("ui", help="open the runs in MLflow's own page", add_help=False)
     schema = commands.add_parser("schema", help="write the JSON schema of an experiment's file")
     schema.add_argument("--output", type=Path, metavar="FILE", help="without it, to the screen")
     return parser
