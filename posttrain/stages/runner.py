@@ -85,15 +85,15 @@ Body = Callable[[Stage], None]
 
 
 class _Resumes(logging.Filter):
-    """Remembers the steps of the lines "resumed at step k" for run.json; lets every line through."""
+    """Tells `remember` the steps of the lines "resumed at step k", for run.json; lets every line through."""
 
-    def __init__(self) -> None:
+    def __init__(self, remember: Callable[[int], None]) -> None:
         super().__init__()
-        self.steps: list[int] = []
+        self.remember = remember
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.msg == "resumed at step %d" and isinstance(record.args, tuple):
-            self.steps.append(int(str(record.args[0])))
+            self.remember(int(str(record.args[0])))
         return True
 
 
@@ -195,7 +195,7 @@ class _Attempt:
         self.state = job.experiment / ".state" / facts.key
         self.out = work_folder(job.output)
         self.started = time.time()
-        self.resumes = _Resumes()
+        self.history: dict[str, Any] = {}
         self.commit, self.dirty = current_commit(images.REPOSITORY)
 
     def open(self, interrupted: Callable[[], bool]) -> Stage:
@@ -204,11 +204,11 @@ class _Attempt:
         self.state.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(self.out, ignore_errors=True)
         self.out.mkdir(parents=True)
-        self.history = self._count()
+        self._count()
         device = _open_device(job, facts.slice)
         log = logging.getLogger(f"posttrain.{job.stage}")
         log.setLevel(logging.INFO)
-        log.addFilter(self.resumes)
+        log.filters[:] = [_Resumes(self._resumed)]
         return Stage(
             name=job.stage,
             run_name=job.run,
@@ -243,12 +243,15 @@ class _Attempt:
             if known and (known["stage"], known["run"]) == (self.job.stage, self.job.run):
                 shutil.rmtree(path)
 
-    def _count(self) -> dict[str, Any]:
+    def _count(self) -> None:
         """What earlier attempts under this key left, with this attempt counted."""
         known = _read_json(self.state / STATE_FILE) or {"attempts": 0, "resumed_at": []}
-        known = {**known, "stage": self.job.stage, "run": self.job.run, "attempts": known["attempts"] + 1}
-        write_atomic(self.state / STATE_FILE, json.dumps(known).encode())
-        return known
+        self.history = {**known, "stage": self.job.stage, "run": self.job.run, "attempts": known["attempts"] + 1}
+        write_atomic(self.state / STATE_FILE, json.dumps(self.history).encode())
+
+    def _resumed(self, step: int) -> None:
+        self.history["resumed_at"].append(step)
+        write_atomic(self.state / STATE_FILE, json.dumps(self.history).encode())
 
     def _tracker(self, log: logging.Logger) -> Tracker:
         job, facts = self.job, self.facts
@@ -296,7 +299,7 @@ class _Attempt:
             "ended": _stamp(ended),
             "seconds": round(ended - self.started, 3),
             "attempts": self.history["attempts"],
-            "resumed_at": self.resumes.steps,
+            "resumed_at": self.history["resumed_at"],
             "host": platform.node(),
             "commit": self.commit,
             "dirty": self.dirty,

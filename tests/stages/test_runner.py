@@ -107,9 +107,16 @@ def test_a_second_attempt_continues_and_says_so() -> None:
     with pytest.raises(RuntimeError, match="died"):
         run_stage(job(**inputs), die, strict=False)
     assert not Path("results/x/sft").exists()
+
+    def resume_and_die(stage: Stage) -> None:
+        resume(stage)
+        raise RuntimeError("died")
+
+    with pytest.raises(RuntimeError, match="died"):
+        run_stage(job(**inputs), resume_and_die, strict=False)
     run_stage(job(**inputs), resume, strict=False)
     run = json.loads(Path("results/x/sft/run.json").read_text())
-    assert run["attempts"] == 2 and run["resumed_at"] == [3]
+    assert run["attempts"] == 3 and run["resumed_at"] == [3, 3]
     lines = [json.loads(line) for line in Path("results/x/sft/metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["metrics"]) for line in lines] == [(3, {"a": 1.0}), (4, {"a": 4.0})]
 
