@@ -21,12 +21,14 @@ th, td { text-align: right; padding: 8px 9px; border-bottom: 1px solid var(--lin
 th { font-weight: 600; color: var(--soft); border-bottom-color: #b8bfc9; }
 th:first-child, td:first-child, .text th, .text td { text-align: left; }
 td:first-child { font-weight: 600; }
+td.prose { white-space: normal; min-width: 200px; }
 .runs th:first-child, .runs td:first-child { position: sticky; left: 0; background: #fff; }
 .interval { display: block; font-size: 11.5px; }
 .dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 28px; }
 figure { margin: 0; min-width: 0; }
-figure:last-child:nth-child(odd) { grid-column: 1 / -1; }
+figure:last-child:nth-child(odd) { grid-column: 1 / -1; overflow-x: auto; }
+figure:last-child:nth-child(odd) img { min-width: 640px; }
 figure img { width: 100%; height: auto; display: block; } figcaption { font-size: 13.5px; margin-top: 4px; }
 .prompt { margin: 28px 0 8px; font-weight: 600; white-space: pre-wrap; overflow-wrap: anywhere; }
 .answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 190px), 1fr)); gap: 12px; }
@@ -102,7 +104,7 @@ At the right of each: its reward.</p>
 <div class="answer" style="border-top-color: {{ colours[entry.name] }}">
 <header><span>{{ entry.name }}</span>
 <span>{{ "%.2f" | format(row.reward) }}{% if row.finish == "length" %} &middot; cut{% endif %}</span></header>
-<p>{{ row.text }}</p></div>
+<p>{{ row.text | trim }}</p></div>
 {% endfor %}
 </div>
 {% endfor %}
@@ -116,7 +118,7 @@ At the right of each: its reward.</p>
 {% for source in card.sources %}
 <tr><td>{{ source.name }}</td><td>{{ source.form }}</td><td>{{ source.read }}</td><td>{{ source.kept.train }}</td>
 <td>{{ source.kept.validation }}</td><td>{{ source.kept.test }}</td>
-<td>
+<td class="prose">
 {% for reason, count in source.dropped.items() %}
 {{ count }} {{ reason }}{{ ", " if not loop.last }}
 {% else %}
@@ -151,7 +153,7 @@ At the right of each: its reward.</p>
 <td>{{ record.manifest.device or blank }}</td><td>{{ record.manifest.threads or blank }}</td>
 <td>{{ record.manifest.image | default("host") | truncate(19, true) }}</td>
 <td>{{ record.facts.host | default(blank) }}</td>
-<td>{{ record.facts.started | default(blank) }}</td><td>{{ record.facts.attempts | default(1) }}</td></tr>
+<td>{{ record.facts.started | default("") | moment }}</td><td>{{ record.facts.attempts | default(1) }}</td></tr>
 {% endfor %}
 </tbody></table></div>
 

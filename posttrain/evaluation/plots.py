@@ -117,9 +117,9 @@ def _curves(entries: Sequence[Entry]) -> Figure | None:
     ]
     if not panels:
         return None
-    columns = min(2, len(panels))
+    columns = min(3, len(panels))
     rows = math.ceil(len(panels) / columns)
-    figure, axes = _figure(columns, rows, height=0.6 + 2.5 * rows)
+    figure, axes = _figure(columns, rows, width=3.7 * columns, height=0.4 + 2.6 * rows)
     for place, (metric, title) in zip(axes, panels, strict=False):
         for entry, colour in zip(entries, colours(entries), strict=True):
             curve = entry.curves.get(metric)
@@ -141,10 +141,10 @@ def _lengths(entries: Sequence[Entry]) -> Figure:
         low, lower, middle, upper, high = np.quantile(lengths, [0.05, 0.25, 0.5, 0.75, 0.95])
         axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
         axes.barh(place, upper - lower, left=lower, height=0.5, color=colour)
-        axes.plot([middle], [place], "|", color="white", markersize=13, markeredgewidth=2)
+        axes.plot([middle], [place], "|", color=INK, markersize=17, markeredgewidth=2)
     axes.set_yticks(range(len(entries)), [entry.name for entry in entries])
     axes.set_ylim(len(entries) - 0.5, -0.5)
-    axes.set_xlabel("tokens (box: quartiles, white: median, line: 5 % to 95 %)")
+    axes.set_xlabel("tokens (box: quartiles, black: median, line: 5 % to 95 %)")
     axes.set_title("Lengths of held-out completions")
     axes.grid(axis="x")
     return figure
@@ -158,8 +158,8 @@ def _arms(found: Estimate) -> list[list[float]]:
     return [[max(found.value - found.low, 0.0)], [max(found.high - found.value, 0.0)]]
 
 
-def _figure(columns: int, rows: int = 1, *, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(7.2, height), dpi=160, layout="constrained")
+def _figure(columns: int, rows: int = 1, *, height: float, width: float = 7.2) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False)
     for place in axes.flat:
         place.set_axisbelow(True)

@@ -46,6 +46,7 @@ def write_report(path: Path, material: Material) -> None:
     )
     environment.filters["number"] = _number
     environment.filters["duration"] = _duration
+    environment.filters["moment"] = lambda stamp: stamp.replace("T", " ").replace("+00:00", " UTC")
     page = environment.from_string(PAGE).render(
         style=STYLE,
         title=material.title,
@@ -105,10 +106,10 @@ def _inline(path: Path) -> str:
 
 
 def _number(found: Estimate, column: Column) -> dict[str, str]:
-    return {
-        "value": f"{found.value:.{column.digits}f}",
-        "interval": f"[{found.low:.{column.digits}f}, {found.high:.{column.digits}f}]",
-    }
+    value, low, high = (
+        f"{round(x, column.digits) + 0.0:.{column.digits}f}" for x in (found.value, found.low, found.high)
+    )
+    return {"value": value, "interval": f"[{low}, {high}]"}  # adding 0.0 makes a zero of a negative zero
 
 
 def _duration(seconds: float) -> str:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BASELINE = "sft"
 _PARAM_LIMIT = 6000  # characters of one value in MLflow's stores
 _BATCH = 100  # params of one request
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces MLflow's page shows
 
 
 def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
@@ -74,7 +75,7 @@ def connect(where: Destination) -> tuple[MlflowClient, str]:
         found = client.get_experiment_by_name(where.experiment)
         if found is None:
             location = where.artifacts and f"{where.artifacts}/{where.experiment}"
-            identity = client.create_experiment(where.experiment, artifact_location=location)
+            identity = client.create_experiment(where.experiment, location, tags=_KIND)
             _make_relocatable(where, identity, location)
         else:
             identity = found.experiment_id
