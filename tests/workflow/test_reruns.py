@@ -91,11 +91,6 @@ def test_a_new_run_is_the_only_one_to_train(project: Project) -> None:
     assert project.planned() == NOTHING
 
 
-def test_an_interrupted_result_is_not_taken_for_a_finished_one(project: Project) -> None:
-    (project.folder / "results/micro/eval/kto/manifest.json").unlink()
-    assert project.planned() == {"evaluate kto", "compare"}
-
-
 def test_params_hold_no_paths_of_this_machine(finished: Project) -> None:
     folder = finished.folder / ".snakemake/metadata"
     records = [json.loads(path.read_text()) for path in folder.rglob("*") if path.is_file()]
