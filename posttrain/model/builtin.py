@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, PreTrainedModel
 
 from posttrain.data.tokenizer import load_tokenizer
+from posttrain.model.tiny import CONTEXT
 
 if TYPE_CHECKING:
     from posttrain.config.schema import Model
@@ -24,7 +25,7 @@ def init_builtin(tokenizer_dir: str | Path, seed: int, settings: Model) -> PreTr
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        max_position_embeddings=1024,
+        max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_id,
         eos_token_id=tokenizer.eos_id,

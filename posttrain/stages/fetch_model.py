@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from posttrain.config.schema import Model
 from posttrain.errors import UserError
+from posttrain.model.tiny import BUILT_IN, CONTEXT
 from posttrain.provenance.digests import DigestCache, text_digest
 
 if TYPE_CHECKING:
     from posttrain.stages.runner import Stage
 
-BUILT_IN = "built-in: tiny"
 # Weights as safetensors only, and no generation_config.json: the experiment's own sampling settings hold.
 PATTERNS = (
     "*.safetensors",
@@ -34,12 +34,13 @@ CODE = "*.py"
 
 
 def run(stage: Stage) -> None:
-    """Output: model/, a folder in transformers' form, or config.json {"built_in": "tiny"}."""
+    """Output: model/, a folder in transformers' form, or the facts of the built-in one in config.json."""
     settings = stage.config.model
     folder = stage.out / "model"
     folder.mkdir()
     if settings.base == BUILT_IN:
-        (folder / "config.json").write_text(json.dumps({"built_in": "tiny"}) + "\n", encoding="utf-8")
+        facts = {"built_in": "tiny", "max_position_embeddings": CONTEXT}
+        (folder / "config.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return
     source = local_folder(settings.base) or _download(settings)
     _refuse_incomplete(source, settings)

@@ -14,11 +14,11 @@ from posttrain.data.card import Facts, card_facts, write_card
 from posttrain.data.corpus import Corpus, read_corpus
 from posttrain.data.render import Limits, Rendered, context_window, render
 from posttrain.data.tokenizer import Tokenizer, copy_tokenizer, fingerprint, load_tokenizer, train_tokenizer
+from posttrain.model.tiny import BUILT_IN
 
 if TYPE_CHECKING:
     from posttrain.stages.runner import Stage
 
-BUILT_IN = "built-in: tiny"
 BATCH = 1024  # records that are tokenised between two looks at a signal
 
 

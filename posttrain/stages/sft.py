@@ -9,6 +9,7 @@ from posttrain.model.batch import Row
 from posttrain.model.builtin import init_builtin
 from posttrain.model.export import export_model
 from posttrain.model.load import load_causal_lm
+from posttrain.model.tiny import BUILT_IN
 from posttrain.roles.batches import Forward
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.rows import read_rows, validation_rows
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from posttrain.stages.runner import Stage
-
-BUILT_IN = "built-in: tiny"
 
 
 def run(stage: Stage) -> None:

@@ -61,7 +61,7 @@ def fault(base: str) -> str:
 def test_built_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = fetch("built-in: tiny")
-    assert json.loads((folder / "config.json").read_text()) == {"built_in": "tiny"}
+    assert json.loads((folder / "config.json").read_text()) == {"built_in": "tiny", "max_position_embeddings": 1024}
     assert yaml.safe_load((folder.parent / "manifest.json").read_text())["tokenizer"] is None
 
 
