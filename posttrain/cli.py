@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from posttrain import __version__
 from posttrain.errors import Interrupted, UserError
-from posttrain.runtime.signals import Interruption, Stopped
+from posttrain.runtime.signals import Interruption, Stopped, die_with_parent
 
 # Run by the runner: resumable, with a manifest.
 STAGES = {
@@ -40,8 +40,10 @@ STEPS = {
     "init_tracking": "posttrain.stages.init_tracking",
 }
 # Commands that read their own arguments: `main(arguments) -> exit status`.
+COMPARE_RESULTS = "compare-results"
 COMMANDS = {
     "ui": "posttrain.tracking.ui",
+    COMPARE_RESULTS: "posttrain.evaluation.compare_command",
 }
 
 
@@ -50,8 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interruption = Interruption().install()
     words = argparse.Namespace(output=None)
     try:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        if given[:1] == ["compare"] and "--config" not in given:  # results folders of a user's choice, not the stage
+            given[0] = COMPARE_RESULTS
         parser = _parser()
-        words, rest = parser.parse_known_args(arguments)
+        words, rest = parser.parse_known_args(given)
         if rest and words.command not in COMMANDS:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         _open_log()
@@ -87,6 +92,7 @@ def _dispatch(words: argparse.Namespace, rest: list[str], interruption: Interrup
 
 def _run(words: argparse.Namespace, interruption: Interruption) -> None:
     """A stage or a host step."""
+    die_with_parent()
     from posttrain.config.load import SECTIONS, load_config
 
     config = load_config(words.config)
@@ -116,6 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     verify = commands.add_parser("verify", help="check finished folders against their manifests")
     verify.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     commands.add_parser("ui", help="open the runs in MLflow's own page", add_help=False)
+    commands.add_parser(
+        COMPARE_RESULTS, help="compare any results folders; `compare` without --config means this", add_help=False
+    )
     schema = commands.add_parser("schema", help="write the JSON schema of an experiment's file")
     schema.add_argument("--output", type=Path, metavar="FILE", help="without it, to the screen")
     return parser

@@ -110,6 +110,11 @@ def test_verify_says_what_is_wrong_and_where() -> None:
     assert "results/x/model/model/config.json does not match" in refused(call("verify", "results/x/model"))
 
 
+def test_compare_without_a_config_takes_results_folders() -> None:
+    Path("results/empty").mkdir(parents=True)
+    assert "results/empty has no finished evaluation" in refused(call("compare", "results/empty"))
+
+
 def test_the_thread_environment_is_set_before_a_stage_is_imported() -> None:
     names = "OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS OMP_WAIT_POLICY GOMP_SPINCOUNT TOKENIZERS_PARALLELISM"
     body = f"import os\nprint([os.environ[name] for name in {names.split()}])\ndef run(stage): pass"
@@ -159,15 +164,49 @@ def test_a_signal_ends_with_one_line(body: str, signum: signal.Signals, status: 
     assert not Path("results/x/compare").exists()
 
 
-def test_the_second_signal_ends_at_once() -> None:
+def test_a_second_ctrl_c_ends_at_once() -> None:
     process = start(STUBBORN)
     wait_until_started(process)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    time.sleep(1.5)
     begin = time.monotonic()
     process.send_signal(signal.SIGINT)
     code, errors = ended(process)
     assert code == 130 and time.monotonic() - begin < 5 and "Traceback" not in errors
+
+
+def test_a_request_that_arrives_twice_is_one() -> None:
+    process = start(WORKING.replace("time.sleep(0.05)", "time.sleep(0.5)"))
+    wait_until_started(process)
+    for signum in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # a terminal, Snakemake, and its end
+        process.send_signal(signum)
+    code, errors = ended(process)
+    assert code == 130 and len(list(Path("results/x/.state").glob("*/checkpoint"))) == 1, errors
+
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]])
+open("child", "w").write(str(child.pid))
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
+def test_a_stage_of_the_workflow_ends_with_its_parent() -> None:
+    Path("stub.py").write_text(WORKING)
+    words = [sys.executable, "-c", PARENT, STUB, *COMPARE]
+    with Path("log").open("w") as log:
+        parent = subprocess.Popen(words, stderr=log, env={**ENVIRONMENT, "POSTTRAIN_DIE_WITH_PARENT": "1"})
+    wait_until_started(parent)
+    parent.kill()
+    parent.wait()
+    for _ in range(100):
+        if list(Path("results/x/.state").glob("*/checkpoint")) and "stopped by SIGTERM" in Path("log").read_text():
+            return
+        time.sleep(0.1)
+    os.kill(int(Path("child").read_text()), signal.SIGKILL)
+    raise AssertionError(Path("log").read_text())
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6])

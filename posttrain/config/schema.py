@@ -261,6 +261,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Config:
-        if "sft" in self.runs:
-            raise ValueError("runs.sft: this name is the baseline's; give the run another one")
+        for name in self.runs:
+            if name in ("sft", "data") or name.startswith("run-"):
+                raise ValueError(f"runs.{name}: this name is taken by the workflow itself; give the run another one")
         return self

@@ -1,11 +1,23 @@
-"""Ctrl-C and SIGTERM: the first lets the stage write its checkpoint, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first lets the stage write its checkpoint, a second Ctrl-C ends it at once."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
+import time
 from types import FrameType
+
+PARENT = "POSTTRAIN_DIE_WITH_PARENT"  # set by the workflow, whose jobs have nobody to answer to once it is gone
+_PR_SET_PDEATHSIG = 1
+_ONE_REQUEST = 1.0  # seconds: a terminal and Snakemake may both pass on the same Ctrl-C
+
+
+def die_with_parent() -> None:
+    """Where the workflow asks for it, get SIGTERM when the parent process dies, however it dies (Linux only)."""
+    if os.environ.get(PARENT) and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
@@ -20,12 +32,14 @@ class Interruption:
     """Remembers the first signal; `interruption()` is true from then on.
 
     Before the stage first asks, a signal raises `Stopped`: nothing is under way that a checkpoint could save. From the
-    first question on, a signal only sets the flag and the stage stops at its next step.
+    first question on, a signal only sets the flag and the stage stops at its next step; a Ctrl-C that comes later than
+    a second after it is a request of its own and ends the process at once.
     """
 
     def __init__(self) -> None:
         self.signum: int | None = None
         self.asked = False
+        self._since = 0.0
 
     def __call__(self) -> bool:
         self.asked = True
@@ -39,8 +53,10 @@ class Interruption:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self.signum is not None:
-            os._exit(128 + signum)
-        self.signum = signum
+            if signum == signal.SIGINT and time.monotonic() - self._since > _ONE_REQUEST:
+                os._exit(128 + signum)
+            return
+        self.signum, self._since = signum, time.monotonic()
         if not self.asked:
             raise Stopped(signum)
-        print("stopping after this step; again to end at once", file=sys.stderr, flush=True)
+        print("stopping after this step; Ctrl-C to end at once", file=sys.stderr, flush=True)

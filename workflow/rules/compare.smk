@@ -24,4 +24,4 @@ rule compare:
     message:
         "compare: one table and one page for all runs"
     shell:
-        "python -m posttrain compare {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain compare {params.arguments} > {log} 2>&1"

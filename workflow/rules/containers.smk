@@ -1,6 +1,7 @@
 # Where stages run: in this machine's Python environment, or in containers where the user asks for them.
 from snakemake.settings.types import DeploymentMethod
 
+from posttrain.provenance.commit import current_commit
 from posttrain.provenance.images import image_id, image_path
 
 IMAGE_NAME = EXPERIMENT.resources.image
@@ -11,7 +12,7 @@ CUDA = EXPERIMENT.resources.device == "cuda"
 
 
 # Variables of the user that stages in containers see. All others stay outside.
-PASSED_ON = ("MLFLOW_TRACKING_", "CUDA_VISIBLE_DEVICES")
+PASSED_ON = ("MLFLOW_TRACKING_", "CUDA_VISIBLE_DEVICES", "POSTTRAIN_DIE_WITH_PARENT")
 
 
 def on_host(wildcards):
@@ -64,6 +65,9 @@ def pass_in(runtime):
     caches = Path(".snakemake").absolute() / "containers"
     inside = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
     inside |= {"PYTHONNOUSERSITE": "1", "PYTHONPATH": str(workflow.basedir)}
+    commit, dirty = current_commit(Path(workflow.basedir))  # there is no git in there
+    if commit:
+        inside["POSTTRAIN_COMMIT"] = f"{commit}-dirty" if dirty else commit
     inside |= {"XDG_CACHE_HOME": str(caches / "cache"), "XDG_CONFIG_HOME": str(caches / "config")}
     os.environ.update({f"{runtime.upper()}ENV_{name}": value for name, value in inside.items()})
 

@@ -24,4 +24,4 @@ rule evaluate:
     message:
         "evaluate {wildcards.name}: write on the held-out prompts and measure"
     shell:
-        "python -m posttrain evaluate --run {wildcards.name} {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain evaluate --run {wildcards.name} {params.arguments} > {log} 2>&1"

@@ -16,4 +16,4 @@ rule fetch_model:
     message:
         "fetch_model: get the base model"
     shell:
-        "python -m posttrain fetch_model {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain fetch_model {params.arguments} > {log} 2>&1"

@@ -16,4 +16,4 @@ rule init_tracking:
     message:
         "init_tracking: create or migrate the MLflow store"
     shell:
-        "python -m posttrain init_tracking {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain init_tracking {params.arguments} > {log} 2>&1"

@@ -23,4 +23,4 @@ rule post_train:
     message:
         "post_train {wildcards.run}: train from the SFT model"
     shell:
-        "python -m posttrain post_train --run {wildcards.run} {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain post_train --run {wildcards.run} {params.arguments} > {log} 2>&1"

@@ -20,4 +20,4 @@ rule prepare:
     message:
         "prepare: validate, split and tokenise the rows"
     shell:
-        "python -m posttrain prepare {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain prepare {params.arguments} > {log} 2>&1"

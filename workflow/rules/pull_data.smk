@@ -18,4 +18,4 @@ rule pull_data:
     message:
         "pull_data: fetch what DVC tracks and verify every file"
     shell:
-        "python -m posttrain pull_data {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain pull_data {params.arguments} > {log} 2>&1"

@@ -20,4 +20,4 @@ rule rank:
     message:
         "rank: score the samples and pair them"
     shell:
-        "python -m posttrain rank {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain rank {params.arguments} > {log} 2>&1"

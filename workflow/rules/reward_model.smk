@@ -20,4 +20,4 @@ rule reward_model:
     message:
         "reward_model: learn what people rate higher"
     shell:
-        "python -m posttrain reward_model {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain reward_model {params.arguments} > {log} 2>&1"

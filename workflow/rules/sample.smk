@@ -20,4 +20,4 @@ rule sample:
     message:
         "sample: write completions with the SFT model"
     shell:
-        "python -m posttrain sample {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain sample {params.arguments} > {log} 2>&1"

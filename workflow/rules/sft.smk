@@ -20,4 +20,4 @@ rule sft:
     message:
         "sft: fine-tune the base model on prompts and completions"
     shell:
-        "python -m posttrain sft {params.arguments} > {log} 2>&1"
+        "exec python -m posttrain sft {params.arguments} > {log} 2>&1"
