@@ -18,8 +18,11 @@ from pathlib import Path
 ENVS = Path(__file__).resolve().parent
 HOST_SETS = ("cpu", "driver", "dev")
 HOST_PYTHON, HOST_PLATFORM = "3.11", "x86_64-manylinux_2_36"
-# Images whose set stands alone: name -> (Python, platform) of the base they are built on.
-OTHER_SETS = {"cuda121": ("3.10", "x86_64-manylinux_2_35")}
+# Sets that stand alone: name -> (Python, platform) that they are for.
+OTHER_SETS = {
+    "cuda121": ("3.10", "x86_64-manylinux_2_35"),
+    "transformers4": (HOST_PYTHON, HOST_PLATFORM),
+}
 CUDA_LIBRARIES = re.compile(r"(nvidia|cuda|triton)\b")
 
 

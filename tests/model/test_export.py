@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from tests.model.read_back import IDS, TEXT, read
 from tests.model.tiny import ARCHITECTURES, WINDOWED, tiny_config, tiny_model, tiny_tokenizer_dir
 
 ALL = ARCHITECTURES + WINDOWED
-OTHER_PYTHON = os.environ.get("POSTTRAIN_TF451_PYTHON")
 
 
 def own_logits(model: PreTrainedModel) -> torch.Tensor:
@@ -154,8 +152,7 @@ def test_a_tokenizer_class_of_transformers_5_gets_its_older_name(tmp_path: Path)
     assert not {"extra_special_tokens", "backend"} & written.keys()
 
 
-@pytest.mark.skipif(OTHER_PYTHON is None, reason="POSTTRAIN_TF451_PYTHON names no Python with transformers 4.51")
-def test_transformers_4_51_reads_the_same(tmp_path: Path) -> None:
+def test_transformers_4_51_reads_the_same(tmp_path: Path, transformers4: str) -> None:
     tokenizer = tiny_tokenizer_dir(tmp_path)
     models = {arch: tiny_model(arch) for arch in ALL if arch != "gemma2"}
     models |= {"scaled": scaled_rope(), "layers": windowed_by_layer_types(), "half": tiny_model("gpt_neox").bfloat16()}
@@ -168,7 +165,7 @@ def test_transformers_4_51_reads_the_same(tmp_path: Path) -> None:
         export_reward_module(module, tokenizer, tmp_path / f"{arch}-reward")
         want[f"{arch}-reward"] = own_score(module)
     script = Path(__file__).parent / "read_back.py"
-    command = [str(OTHER_PYTHON), str(script), *(str(tmp_path / name) for name in want)]
+    command = [transformers4, str(script), *(str(tmp_path / name) for name in want)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"transformers"')]

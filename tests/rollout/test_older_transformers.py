@@ -8,11 +8,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.model.tiny import ARCHITECTURES
 
-OTHER_PYTHON = os.environ.get("POSTTRAIN_TF451_PYTHON")
 ROOT = Path(__file__).parents[2]
 
 
@@ -26,9 +23,8 @@ def lines(python: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"arch"')]
 
 
-@pytest.mark.skipif(OTHER_PYTHON is None, reason="POSTTRAIN_TF451_PYTHON names no Python with transformers 4.51")
-def test_generation_under_4_51() -> None:
-    *found, windowed = lines(str(OTHER_PYTHON))
+def test_generation_under_4_51(transformers4: str) -> None:
+    *found, windowed = lines(transformers4)
     assert [line["arch"] for line in found] == list(ARCHITECTURES)
     for line in found:
         assert line["transformers"].startswith("4.51.")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,6 @@ pytestmark = pytest.mark.workflow
 
 QUICK = yaml.safe_load((REPOSITORY / "configs/quick.yaml").read_text())
 HOST_STAGES = {"fetch_model"}
-RUNTIME = shutil.which("apptainer", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 def records(project: Project) -> dict[str, dict[str, Any]]:
@@ -46,7 +42,7 @@ def test_on_the_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.containers
-@pytest.mark.skipif(RUNTIME is None, reason="no Apptainer or Singularity: make apptainer")
+@pytest.mark.usefixtures("runtime")
 def test_in_containers(tmp_path: Path) -> None:
     """Every stage tells the image that it read inside its container, and nothing of this machine's Python is there."""
     project = new_project(tmp_path / "project", QUICK)
