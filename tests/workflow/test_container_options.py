@@ -76,7 +76,8 @@ def test_nothing_of_the_host_gets_in_but_what_is_named(project: Project, tmp_pat
         line.removeprefix("APPTAINERENV_").split("=", 1) for line in lines if line.startswith("APPTAINERENV_")
     )
     assert inside.pop("PYTHONPATH") == str(project.folder)
-    assert inside.keys() == {"MLFLOW_TRACKING_PASSWORD", "PYTHONNOUSERSITE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"}
+    ours = {"POSTTRAIN_DIE_WITH_PARENT", "PYTHONNOUSERSITE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"}
+    assert inside.keys() == {"MLFLOW_TRACKING_PASSWORD", *ours}
 
 
 def test_cuda_brings_the_driver_in(project: Project, tmp_path: Path) -> None:

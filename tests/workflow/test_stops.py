@@ -7,7 +7,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.workflow.project import SNAKEMAKE, Project
@@ -24,7 +26,7 @@ def wait_for(condition: Callable[[], bool], what: str, process: subprocess.Popen
 
 
 def kill_in_training(project: Project) -> None:
-    """Start a long PPO run and kill Snakemake and its job, without a chance to tidy up, once it has a checkpoint."""
+    """Start a long PPO run, kill Snakemake without a chance to tidy up once there is a checkpoint; its job ends too."""
     config = project.config()
     config["runs"]["ppo"]["steps"] = 100_000
     project.write_config(config)
@@ -38,9 +40,22 @@ def kill_in_training(project: Project) -> None:
     )
     try:
         wait_for(lambda: any(state.glob("*/checkpoints/step-*")), "a checkpoint", process)
-    finally:
+    except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        raise
+    process.kill()
+    process.wait()
+    end = time.monotonic() + 60
+    while left := [other.cmdline() for other in psutil.process_iter() if works_in(other, project.folder)]:
+        assert time.monotonic() < end, left
+        time.sleep(0.2)
+
+
+def works_in(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return Path(process.cwd()) == folder and process.status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, OSError):
+        return False
 
 
 def test_after_a_kill_the_lock_is_explained_and_another_configuration_starts_anew(project: Project) -> None:
