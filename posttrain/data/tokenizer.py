@@ -31,6 +31,10 @@ FILES = (
     "merges.txt",
 )
 
+# What a text is put behind to see its ids without a beginning's. A line end, where the tokenizer does not join it with
+# the text; else a character that no text has.
+ANCHORS = ("\n", "\u2400")
+
 Message = dict[str, str]
 
 
@@ -75,21 +79,31 @@ class Tokenizer:
         return [encoding.ids for encoding in self.fast.encode_batch(list(texts), add_special_tokens=False)]
 
     def encode_continuations(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts that follow other text: without the space that some tokenizers put before a beginning."""
-        if not self._opens_with_space:
-            return self.encode(texts)
-        anchor = self.encode(["\n"])[0]
-        ids = self.encode(["\n" + text for text in texts])
-        if any(row[: len(anchor)] != anchor for row in ids):
-            raise UserError(
-                f"{self.folder}: this tokenizer joins a line end with the text after it; it cannot be used."
-            )
-        return [row[len(anchor) :] for row in ids]
+        """Ids of texts that follow other text: without the space that some tokenizers put before a beginning.
+
+        Raises:
+            UserError: the tokenizer joins every character we try before a text with that text.
+        """
+        return self._after_anchors(texts) if self._opens_with_space else self.encode(texts)
 
     @cached_property
     def _opens_with_space(self) -> bool:
-        alone, anchor, after = self.encode(["a", "\n", "\na"])
-        return after != anchor + alone and after[: len(anchor)] == anchor
+        return self._after_anchors(["a"]) != self.encode(["a"])
+
+    def _after_anchors(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text after the first anchor that it leaves as it is, without the anchor's own."""
+        found: dict[int, list[int]] = {}
+        for anchor in ANCHORS:
+            waiting = [place for place in range(len(texts)) if place not in found]
+            start = self.encode([anchor])[0]
+            for place, ids in zip(waiting, self.encode([anchor + texts[place] for place in waiting]), strict=True):
+                if ids[: len(start)] == start:
+                    found[place] = ids[len(start) :]
+        if len(found) < len(texts):
+            raise UserError(
+                f"{self.folder}: this tokenizer joins a line end with the text after it; it cannot be used."
+            )
+        return [found[place] for place in range(len(texts))]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`."""

@@ -80,11 +80,27 @@ def _llama(folder: Path) -> Tokenizer:
     return _save(folder, fast, bos_token="<s>", eos_token="</s>", chat_template=LLAMA)
 
 
+def _spaced(folder: Path, words: bool) -> Tokenizer:
+    """A space put before every beginning by the pre-tokenizer; line ends join what is before and after them.
+
+    With `words` they join the space before; without, each other.
+    """
+    fast = tokenizers.Tokenizer(models.BPE())
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=words)
+    fast.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    alphabet, end = sorted(pre_tokenizers.ByteLevel.alphabet()), "<|endoftext|>"
+    trainer = trainers.BpeTrainer(vocab_size=270, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
+    fast.train_from_iterator(["\n \n", "\n", "\n\n\n\n"] * 9, trainer)
+    return _save(folder, fast, bos_token=end, eos_token=end)
+
+
 KINDS: dict[str, Callable[[Path], Tokenizer]] = {
     "built-in": _built_in,
     "gpt2": _gpt2,
     "qwen": _qwen,
     "llama": _llama,
+    "spaced": lambda folder: _spaced(folder, words=False),
+    "spaced words": lambda folder: _spaced(folder, words=True),
 }
 
 

@@ -79,6 +79,12 @@ def test_continuations_carry_no_invented_space(any_tokenizer: Tokenizer) -> None
         assert first + any_tokenizer.encode_continuations([text[8:]])[0] == whole
 
 
+@pytest.mark.parametrize("text", ["abc", " abc", "\nabc", "\n\nabc", "\u2400abc", "7", "!?", "\u6f22\u5b57"])
+def test_every_continuation_decodes_to_itself_alone(any_tokenizer: Tokenizer, text: str) -> None:
+    (first,), (ids,) = any_tokenizer.encode(["the film"]), any_tokenizer.encode_continuations([text])
+    assert any_tokenizer.decode(first + ids) == any_tokenizer.decode(first) + text
+
+
 def test_a_tokenizer_without_padding_token_pads_with_eos(tokenizer_kinds: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizer_kinds["gpt2"]
     assert tokenizer.pad_id == tokenizer.eos_id == tokenizer.start_id == tokenizer.bos_id
