@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 
 MAX_SHOWN = 3
+NAME_RULE = "use letters, digits, '_', '.' and '-', a letter or digit first, 64 characters at most"
 
 
 class _Intervals(schema.Section):
@@ -69,7 +71,7 @@ def load_config(path: str | Path) -> schema.Config:
 def parse_config(mapping: Any, source: str) -> schema.Config:
     """Check a mapping as read from YAML; `source` is the file's name for messages."""
     if not isinstance(mapping, Mapping):
-        found = "nothing" if mapping is None else f"a {type(mapping).__name__}"
+        found = "nothing" if mapping is None else "a list" if isinstance(mapping, list) else _short(mapping)
         raise UserError(f"{source} holds {found}; an experiment is a mapping that starts with 'experiment: NAME'")
     try:
         return schema.Config.model_validate(mapping)
@@ -161,10 +163,12 @@ def _explain(error: ValidationError, source: str) -> str:
 
 def _fault(fault: dict[str, Any]) -> str:
     parts, model = _follow(fault["loc"])
-    if parts[-1:] == ["[key]"]:
-        return f"{'.'.join(map(str, parts[:-1]))} is not a usable name; use letters, digits, '_', '.' and '-'"
-    key = ".".join(str(part) for part in parts)
+    key = ".".join(str(part) for part in parts if part != "[key]")
     kind, value, limits = fault["type"], fault["input"], fault.get("ctx", {})
+    if kind == "string_type" and value is not None and not isinstance(value, (dict, list)):
+        return f"{key} is {_short(value)}, which YAML does not read as text; put it in quotes"
+    if parts[-1:] == ["[key]"]:
+        return f"{key} is not a usable name; {NAME_RULE}"
     if kind == "extra_forbidden":
         return f"{key} is not a known key; {_nearest(str(parts[-1]), parts[:-1], model)}"
     if kind == "missing":
@@ -180,12 +184,15 @@ def _fault(fault: dict[str, Any]) -> str:
         return reason if not key or reason.startswith(key) else f"{key}: {reason}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return f"{key} is {_short(value)}; it should be a mapping of keys"
-    message = fault["msg"].removeprefix("Input should be ").removeprefix("Value should have ")
-    return f"{key} is {_short(value)}; it should be {message}"
+    if kind == "string_pattern_mismatch":
+        return f"{key} is {_short(value)}; {NAME_RULE}"
+    message = re.sub(r"^\w+ should ", "", fault["msg"]).replace(" after validation", "")
+    return f"{key} is {_short(value)}; it should {message}"
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    """The value as the user may recognise it: a key with nothing behind it is null to YAML."""
+    text = "empty" if value is None else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -261,10 +268,11 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be a plain word", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key.value!r} stands here twice", key.start_mark
                 )
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)

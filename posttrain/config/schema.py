@@ -6,6 +6,7 @@ step, in samples) and `microbatch_tokens` (one forward pass, in tokens, padding 
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +15,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Section(BaseModel):
@@ -35,6 +37,9 @@ class Section(BaseModel):
 # --- data -----------------------------------------------------------------------------------------------------------
 
 Form = Literal["ratings", "prompt_completion", "messages", "preference", "kto"]
+# Those that give completions to imitate, and those that give pairs of a better and a worse text.
+SFT_FORMS: tuple[Form, ...] = ("ratings", "prompt_completion", "messages")
+PAIR_FORMS: tuple[Form, ...] = ("ratings", "preference")
 
 
 class Source(Section):
@@ -61,6 +66,12 @@ class Split(Section):
     validation: Fraction = 0.05
     test: Fraction = 0.1
 
+    @model_validator(mode="after")
+    def _some_for_training(self) -> Split:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation and test leave nothing for training; make their sum less than 1")
+        return self
+
 
 class RatingPairs(Section):
     """How rated texts become pairs for the reward model."""
@@ -82,6 +93,13 @@ class Data(Section):
     rating_pairs: RatingPairs = RatingPairs()
     vocabulary: Annotated[int, Field(ge=260)] = Field(2048, description="size of the built-in base's own tokenizer")
 
+    @model_validator(mode="after")
+    def _path_is_named(self) -> Data:
+        """DVC's file stands beside the folder and has its name."""
+        if PurePath(self.path).name in ("", ".."):
+            raise ValueError(f"path is {self.path!r}; give a folder with a name, as 'data', and data.dvc beside it")
+        return self
+
 
 # --- model ----------------------------------------------------------------------------------------------------------
 
@@ -89,7 +107,7 @@ class Data(Section):
 class Model(Section):
     """The base model, and how every stage loads a model."""
 
-    base: str = Field(description="'built-in: tiny', a local folder, or an id on the model hub")
+    base: str = Field(min_length=1, description="'built-in: tiny', a local folder, or an id on the model hub")
     revision: str | None = None
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -152,7 +170,7 @@ class Rank(Section):
 class RunBase(Training):
     """What every run of `runs:` can set."""
 
-    seed: int | None = Field(None, description="instead of the experiment's seed")
+    seed: Seed | None = Field(None, description="instead of the experiment's seed")
 
 
 class Offline(RunBase):
@@ -247,7 +265,7 @@ class Config(Section):
     """One experiment: one comparison of any number of runs."""
 
     experiment: Name
-    seed: int = 0
+    seed: Seed = 0
     data: Data
     model: Model
     sft: SFT = SFT()
@@ -261,7 +279,26 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Config:
-        for name in self.runs:
-            if name in ("sft", "data") or name.startswith("run-"):
-                raise ValueError(f"runs.{name}: this name is taken by the workflow itself; give the run another one")
+        if "sft" in self.runs:
+            raise ValueError("runs.sft: this name is the baseline's; give the run another one")
+        if self.experiment == "mlflow":
+            raise ValueError("experiment: results/mlflow is where metrics are kept; choose another name")
+        return self
+
+    @model_validator(mode="after")
+    def _forms_feed_all_stages(self) -> Config:
+        """Known now, and not when the stage before has trained for hours."""
+        forms = {source.form for source in self.data.sources}
+        needs = [("sft", SFT_FORMS), ("reward_model", PAIR_FORMS)]
+        needs += [
+            (f"runs.{name}", ("kto",))
+            for name, run in self.runs.items()
+            if isinstance(run, KTO) and run.preferences == "data"
+        ]
+        for who, wanted in needs:
+            if not forms.intersection(wanted):
+                found = ", ".join(sorted(forms))
+                raise ValueError(
+                    f"data.sources: {who} needs a source of form {' or '.join(wanted)}, there is {found}; add one"
+                )
         return self

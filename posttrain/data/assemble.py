@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from posttrain.config.schema import RatingPairs
+from posttrain.config.schema import PAIR_FORMS, SFT_FORMS, RatingPairs
 from posttrain.data.corpus import SPLITS, Corpus
 from posttrain.data.pairs import Rated, rating_pairs
 from posttrain.data.records import Record, plain_text
@@ -36,9 +36,6 @@ def assemble(corpus: Corpus, rendered: Sequence[Rendered], settings: RatingPairs
         rendered: one for each of `corpus.records`, in order; the sources' tallies learn of those that were dropped.
         settings, seed: for the pairs of rated texts.
         start_id: the one token of a rated pair's prompt.
-
-    Raises:
-        UserError: nothing to imitate is left for training, or the margin leaves no pair of rated texts to train on.
     """
     kept: list[tuple[Record, str, Rendered]] = []
     for record, split, row in zip(corpus.records, corpus.splits, rendered, strict=True):
@@ -49,11 +46,10 @@ def assemble(corpus: Corpus, rendered: Sequence[Rendered], settings: RatingPairs
     forms = {record.form for record in corpus.records}
     tables = Tables(_sft(kept), [], None, None)
     tables.prompts = _prompts(kept, tables.dropped)
-    if forms & {"ratings", "preference"}:
+    if forms.intersection(PAIR_FORMS):
         tables.pairs = _preferences(kept) + _rated(kept, settings, seed, start_id, tables.dropped)
     if "kto" in forms:
         tables.labels = _labels(kept)
-    _demand(tables, settings)
     return tables
 
 
@@ -65,7 +61,7 @@ def _sft(kept: Sequence[tuple[Record, str, Rendered]]) -> list[TableRow]:
     return [
         _row(record, split, prompt_ids=row.prompt_ids, completion_ids=row.answers[0])
         for record, split, row in kept
-        if record.form in ("ratings", "prompt_completion", "messages")
+        if record.form in SFT_FORMS
     ]
 
 
@@ -135,14 +131,29 @@ def _rated(
     return rows
 
 
-def _demand(tables: Tables, settings: RatingPairs) -> None:
-    if not any(row["split"] == "train" for row in tables.sft):
+def demand(tables: Tables, corpus: Corpus, settings: RatingPairs) -> None:
+    """Refuse now what would end a later stage: training and evaluation each need something.
+
+    Raises:
+        UserError: nothing to imitate is left for training, the margin leaves no pair of rated texts to train on, or
+            the test split has no prompt.
+    """
+
+    def lacks(rows: list[TableRow], split: str) -> bool:
+        return not any(row["split"] == split for row in rows)
+
+    if lacks(tables.sft, "train"):
         raise UserError(
-            "data.sources: none gives training rows to imitate: add a source of form ratings, prompt_completion "
-            "or messages."
+            f"data.sources: no training row is left to imitate ({corpus.account()}): add a source of form ratings, "
+            "prompt_completion or messages."
         )
-    if tables.pairs is not None and not any(row["split"] == "train" for row in tables.pairs):
+    if tables.pairs is not None and lacks(tables.pairs, "train"):
         raise UserError(
-            f"data.sources: no pair is left for training: lower data.rating_pairs.margin (it is {settings.margin}), "
-            "or give more rows."
+            f"data.sources: no pair is left for training ({corpus.account()}): lower data.rating_pairs.margin "
+            f"(it is {settings.margin}), or give more rows."
+        )
+    if lacks(tables.prompts, "test"):
+        raise UserError(
+            f"data.sources: no prompt is left for evaluation ({corpus.account()}): give more rows or a greater "
+            "data.split.test."
         )

@@ -101,6 +101,7 @@ def _bin_width(span: float, whole: bool) -> float:
     """The least of 1, 2, 2.5 or 5 times a power of ten that covers `span` in 64 bins; a whole number if `whole`."""
     if span == 0:
         return 1.0
+    span = max(span, 1e-4)  # finer bins would be lost in the edges' rounding
     power = 10.0 ** math.floor(math.log10(span / 64))
     steps = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
     width = next(step * power for step in steps if span <= 64 * step * power)

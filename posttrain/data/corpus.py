@@ -35,6 +35,15 @@ class Corpus:
     splits: list[str]
     tallies: dict[str, Tally]
 
+    def account(self) -> str:
+        """What became of all rows, for a message that says that some are lacking."""
+        dropped: Counter[str] = Counter()
+        for tally in self.tallies.values():
+            dropped.update(tally.dropped)
+        reasons = "".join(f"; {count} dropped: {reason}" for reason, count in dropped.most_common())
+        kept = ", ".join(f"{self.splits.count(split)} {split}" for split in SPLITS)
+        return f"{sum(tally.read for tally in self.tallies.values())} rows read{reasons}; by split: {kept}"
+
     def training_texts(self) -> Iterator[str]:
         """What a tokenizer may learn from: the training split's prompts with first answers; other answers."""
         for record, split in zip(self.records, self.splits, strict=True):
@@ -55,15 +64,15 @@ def read_corpus(config: Data, root: Path) -> Corpus:
     Raises:
         UserError: as `load_rows`, `select` and `make_record`; an id given twice in a source; nothing left for training.
     """
-    if config.split.validation + config.split.test >= 1:
-        raise UserError("data.split: validation and test leave nothing for training: make their sum less than 1.")
     corpus = Corpus([], [], {})
     seen: set[tuple[object, ...]] = set()
     for source, name in zip(config.sources, source_names(config.sources), strict=True):
         _read_source(source, name, root, config.prompt_words, corpus, seen)
     corpus.splits = [side(record.prompt, config.split) for record in corpus.records]
     if "train" not in corpus.splits:
-        raise UserError("data.sources: no row is left for training: give more rows or a smaller data.split.")
+        raise UserError(
+            f"data.sources: no row is left for training ({corpus.account()}): give more rows or a smaller data.split."
+        )
     return corpus
 
 

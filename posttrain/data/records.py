@@ -2,7 +2,7 @@
 
 | form              | columns (ours)                                                            |
 |-------------------|---------------------------------------------------------------------------|
-| ratings           | text, rating (any finite number)                                          |
+| ratings           | text, rating (a number between -1e9 and 1e9)                              |
 | prompt_completion | prompt, completion                                                        |
 | messages          | messages: list of {role, content}, the assistant's last                   |
 | preference        | chosen, rejected, and prompt (else: their longest common opening)         |
@@ -41,6 +41,7 @@ OPTIONAL: dict[Form, tuple[str, ...]] = {
     "kto": ("id",),
 }
 ROLES = ("system", "user", "assistant", "tool")
+LARGEST_RATING = 1e9  # a histogram of such numbers still has edges that differ
 _TRUE = {"true", "t", "yes", "y", "1", "1.0"}
 _FALSE = {"false", "f", "no", "n", "0", "0.0"}
 
@@ -277,6 +278,8 @@ def _number(value: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise RowError(f"the rating {value!r} is not a finite number: mend the row")
+    if abs(number) > LARGEST_RATING:
+        raise RowError(f"the rating {value!r} is beyond {LARGEST_RATING:.0e}: mend the row, or scale all ratings")
     return number
 
 

@@ -18,13 +18,14 @@ from posttrain.evaluation.summary import write_summary
 if TYPE_CHECKING:
     from posttrain.stages.runner import Stage
 
-_RUN = "run-"  # the input `run-ppo` is the folder of the run whose evaluation is the input `ppo`
+# Inputs by the names of runs, which are free: `eval-ppo` and `run-ppo` beside `data`.
+_EVALUATION, _RUN = "eval-", "run-"
 
 
 def run(stage: Stage) -> None:
     """Read the evaluations, compare each with SFT's, write the table, the pictures and the page."""
     entries = read(stage)
-    experiment = stage.inputs[BASELINE].resolve().parents[1]
+    experiment = stage.inputs[_EVALUATION + BASELINE].resolve().parents[1]
     write_summary(stage.out / "summary.csv", entries)
     plots = draw_all(stage.out, entries)
     records = read_records(experiment, [entry.name for entry in entries])
@@ -35,10 +36,13 @@ def run(stage: Stage) -> None:
 
 
 def read(stage: Stage) -> list[Entry]:
-    """The entries behind the inputs: `sft`, and `<run>` with `run-<run>` for each run."""
-    runs = {name.removeprefix(_RUN): path for name, path in stage.inputs.items() if name.startswith(_RUN)}
-    evaluations = {name: path for name, path in stage.inputs.items() if name == BASELINE or name in runs}
+    """The entries behind the inputs: `eval-sft`, and `eval-<run>` with `run-<run>` for each run."""
+    evaluations, runs = (_named(stage, prefix) for prefix in (_EVALUATION, _RUN))
     return read_entries(evaluations, runs, stage.config.evaluation.bootstrap, stage.seed)
+
+
+def _named(stage: Stage, prefix: str) -> dict[str, Path]:
+    return {name.removeprefix(prefix): path for name, path in stage.inputs.items() if name.startswith(prefix)}
 
 
 def track(stage: Stage, entries: list[Entry], files: list[Path]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from posttrain.checkpoint.shards import Shards
 from posttrain.config.schema import Data
 from posttrain.data import pictures, tables
-from posttrain.data.assemble import Tables, assemble
+from posttrain.data.assemble import Tables, assemble, demand
 from posttrain.data.card import Facts, card_facts, write_card
 from posttrain.data.corpus import Corpus, read_corpus
 from posttrain.data.render import Limits, Rendered, context_window, render
@@ -31,6 +31,7 @@ def run(stage: Stage) -> None:
     tokenizer = _tokenizer(stage, corpus, model)
     rendered = _render(stage, corpus, tokenizer, _limits(config, model))
     made = assemble(corpus, rendered, config.rating_pairs, stage.seed, tokenizer.start_id)
+    demand(made, corpus, config.rating_pairs)
     _write_tables(stage.out, made)
     _write_card(stage, card_facts(config, corpus, rendered, made, _describe(tokenizer)))
 

@@ -65,6 +65,22 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("experiment: x", "experiment: x\nsft: 3", ["sft is 3", "a mapping"]),
         ("experiment: x", "seed: 1", ["experiment is missing"]),
         ("experiment: x", "experiment: a/b", ["experiment is 'a/b'"]),
+        ("experiment: x", "experiment: mlflow", ["experiment", "another"]),
+        ("experiment: x", "experiment: 5", ["experiment is 5", "quotes"]),
+        ("experiment: x", "experiment:", ["experiment is empty"]),
+        ("  dpo:", "  7:", ["runs.7", "quotes"]),
+        ("experiment: x", "experiment: x\nseed: -1", ["seed is -1", "greater than or equal to 0"]),
+        ("experiment: x", f"experiment: x\nseed: {2**63}", ["seed is", "less than"]),
+        ("seed: 7", f"seed: {2**63}", ["runs.ppo.seed is", "less than"]),
+        ("[{file: a.txt, form: ratings}]", "[]", ["data.sources is []; it should have at least 1 item"]),
+        ("sources:", "path: '', sources:", ["data: path is ''", "folder"]),
+        ("sources:", "path: ., sources:", ["data: path is '.'", "folder"]),
+        ("sources:", "split: {test: 0.6, validation: 0.4}, sources:", ["data.split", "less than 1"]),
+        ('"built-in: tiny"', '""', ["model.base is ''", "at least 1 character"]),
+        ("experiment: x", "experiment: x\n? [a, b]\n: c", ["line 3", "a key must be"]),
+        ("form: ratings", "form: preference", ["data.sources: sft needs", "is preference; add"]),
+        ("form: ratings", "form: messages", ["data.sources: reward_model needs", "ratings or preference"]),
+        ("method: dpo", "method: kto, preferences: data", ["data.sources: runs.dpo needs a source of form kto"]),
         ("  dpo:", "  sft:", ["runs.sft", "another"]),
         ("  dpo:", "  d p o:", ["runs.d p o", "letters, digits"]),
         ("experiment: x", "experiment: x\nseed: 1\nseed: 2", ["line 4", "'seed'", "twice"]),
@@ -76,6 +92,13 @@ def test_a_wrong_file_names_key_and_mend(tmp_path: Path, old: str, new: str, wan
     found = message(tmp_path, BASE.replace(old, new))
     for part in wanted:
         assert part in found
+
+
+def test_a_run_may_have_any_other_name(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.yaml"
+    for name in ("data", "run-dpo", "eval-sft", "image"):
+        path.write_text(BASE.replace("  ppo:", f"  {name}:"))
+        assert name in load_config(path).runs
 
 
 def test_many_faults_stay_short(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.config.schema import RatingPairs
-from posttrain.data.assemble import Tables, assemble
+from posttrain.data.assemble import Tables, assemble, demand
 from posttrain.data.corpus import Corpus, Tally
 from posttrain.data.records import Record
 from posttrain.data.render import Rendered
@@ -27,7 +27,7 @@ def given(number: int, form: Any, prompt: list[int], *answers: list[int], split:
 
 
 def make(*rows: Given, margin: float = 1.0, per_text: int = 2) -> tuple[Tables, Corpus]:
-    tallies = {record.source: Tally(record.source, record.form, 0) for record, _, _ in rows}
+    tallies = {record.source: Tally(record.source, record.form, len(rows)) for record, _, _ in rows}
     corpus = Corpus([record for record, _, _ in rows], [split for _, split, _ in rows], tallies)
     settings = RatingPairs(margin=margin, per_text=per_text)
     return assemble(corpus, [rendered for _, _, rendered in rows], settings, 0, START), corpus
@@ -136,11 +136,17 @@ def test_equal_prompts_are_one_prompt() -> None:
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([given(1, "preference", [1, 5], [6, 2], [7, 2])], "rows to imitate"),
-        ([given(1, "messages", [1, 5], [6, 2], split="test")], "rows to imitate"),
+        ([given(1, "preference", [1, 5], [6, 2], [7, 2])], "no training row is left to imitate"),
+        ([given(1, "messages", [1, 5], [6, 2], split="test")], "no training row is left to imitate"),
         ([given(n, "ratings", [1, n], [n, 2], rating=n / 10) for n in range(3, 6)], "margin"),
+        (
+            [given(1, "messages", [1, 5], [6, 2])],
+            r"evaluation \(1 rows read; by split: 1 train,",
+        ),
+        ([given(1, "messages", [1, 5], [6, 2], dropped="too long")], "1 rows read; 1 dropped: too long;"),
     ],
 )
 def test_what_the_chain_needs_is_demanded(rows: list[Given], words: str) -> None:
+    tables, corpus = make(*rows)
     with pytest.raises(UserError, match=words):
-        make(*rows)
+        demand(tables, corpus, RatingPairs())

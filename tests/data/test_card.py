@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from posttrain.data.pictures import draw_lengths, draw_ratings
         ([1.5, 1.5], False, [1.0, 2.0], [2]),
         ([0.0, 0.5, 6.4], False, None, None),
         ([-4.0, 4.0], False, None, None),
+        ([-1e9, 1e9], False, None, None),
+        ([1e9, 1e9 - 1e-6], False, None, None),
+        ([0.0, 5e-324], False, None, None),
         ([1, 200], True, None, None),
         ([-1.0, 1e9], False, None, None),
     ],
@@ -27,6 +31,7 @@ def test_histogram(values: list[float], whole: bool, edges: list[float] | None, 
     if edges is not None:
         assert made == {"edges": edges, "counts": counts}
     assert sum(made["counts"]) == len(values) and len(made["edges"]) == len(made["counts"]) + 1 <= 67
+    assert all(low < high for low, high in pairwise(made["edges"]))
     assert made["edges"][0] <= min(values) and max(values) <= made["edges"][-1]
     if whole:
         assert all(edge % 1 == 0.5 for edge in made["edges"])

@@ -135,6 +135,7 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], list[str]]] = {
             ("1,5", "not a finite number"),
             ([1], "not a finite number"),
             (10**400, "not a finite number"),
+            ("-1e10", "'-1e10' is beyond 1e+09"),
         ]
     },
     "empty prompt": ("prompt_completion", pc(prompt=""), ["prompt is empty"]),

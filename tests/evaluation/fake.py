@@ -77,10 +77,10 @@ def record(folder: Path, stage: str, run: str | None, config: dict[str, Any] | N
 def experiment(root: Path, runs: dict[str, tuple[str, float]], count: int = 128) -> dict[str, Path]:
     """results/<name> with an SFT baseline and `runs` (name -> method, reward); returns compare's inputs by name."""
     evaluation(root / "eval" / "sft", "sft", 0.0, count)
-    inputs = {"sft": root / "eval" / "sft"}
+    inputs = {"eval-sft": root / "eval" / "sft"}
     for name, (method, shift) in runs.items():
         evaluation(root / "eval" / name, name, shift, count)
         run(root / "runs" / name, name, method)
-        inputs[name] = root / "eval" / name
+        inputs[f"eval-{name}"] = root / "eval" / name
         inputs[f"run-{name}"] = root / "runs" / name
     return inputs

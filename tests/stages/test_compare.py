@@ -52,6 +52,13 @@ def test_all_files_and_the_headline_values_of_the_runs(tmp_path: Path) -> None:
     assert "<title>quick</title>" in (stage.out / "report.html").read_text()
 
 
+def test_a_run_may_have_the_name_of_an_input(tmp_path: Path) -> None:
+    names = ["data", "run-data", "eval-data"]
+    inputs = fake.experiment(tmp_path / "results/quick", dict.fromkeys(names, ("dpo", 0.5)))
+    entries = compare.read(make_stage(inputs, tmp_path))
+    assert [entry.name for entry in entries] == ["sft", *names]
+
+
 def test_times_and_hosts_are_in_no_digest(tmp_path: Path) -> None:
     found = []
     for name, seconds in (("a", "61.5"), ("b", "99.5")):

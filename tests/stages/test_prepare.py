@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.config.load import parse_config, stage_slice
+from posttrain.config.schema import Data, Model
 from posttrain.data.tables import read_table
 from posttrain.data.tokenizer import load_tokenizer, train_tokenizer
 from posttrain.errors import Interrupted, UserError
@@ -102,13 +102,12 @@ def make_stage(folder: Path, sources: list[dict[str, Any]], base: str = "built-i
         "prompt_words": 2,
         **data,
     }
-    mapping = {"experiment": "e", "data": settings, "model": {"base": base}, "runs": {"dpo": {"method": "dpo"}}}
     for name in ("out", "state", "base/model"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     summary: dict[str, float] = {}
     artifacts: list[Path] = []
     return SimpleNamespace(
-        config=stage_slice(parse_config(mapping, "test"), "prepare"),
+        config=SimpleNamespace(data=Data(**settings), model=Model(base=base)),
         inputs={"model": folder / "base"},
         out=folder / "out",
         state=folder / "state",
@@ -317,7 +316,7 @@ def test_rows_over_the_limit_are_dropped_or_cut_and_counted(tmp_path: Path) -> N
     rows = [{"prompt": "1 2 3 4 5 6 7 8 9" if n == 5 else f"{n % 10}", "completion": f" {n} 1 2 3"} for n in range(40)]
     write_rows(tmp_path / "raw/d.jsonl", rows)
     source = {"file": "d.jsonl", "form": "prompt_completion"}
-    limits = {"max_prompt_tokens": 4, "max_completion_tokens": 3, "split": {"validation": 0, "test": 0}}
+    limits = {"max_prompt_tokens": 4, "max_completion_tokens": 3, "split": {"validation": 0, "test": 0.2}}
     made = {}
     for policy in ("drop", "truncate_left"):
         stage = make_stage(tmp_path / policy, [source], too_long_prompt=policy, **limits, path=str(tmp_path / "raw"))

@@ -60,13 +60,12 @@ def folder(path):
 def read_by_stage(files):
     """Yield the name and the path of each folder or file that a stage reads.
 
-    Lists are the inputs of `compare`: evaluations go by the name of their run, the runs themselves as `run-<name>`.
+    Lists are the inputs of `compare`: `eval-<run>` and `run-<run>`, so that a run may have any name.
     """
+    prefixes = {"evaluations": "eval", "runs": "run"}
     for name, path in files.items():
-        if name == "evaluations":
-            yield from ((folder(item).name, folder(item)) for item in path)
-        elif name == "runs":
-            yield from ((f"run-{folder(item).name}", folder(item)) for item in path)
+        if name in prefixes:
+            yield from ((f"{prefixes[name]}-{folder(item).name}", folder(item)) for item in path)
         elif name not in NOT_READ and path:
             yield name, folder(path)
 

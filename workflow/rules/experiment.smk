@@ -13,7 +13,8 @@ from posttrain.tracking.destination import destination, mask
 for path in workflow.overwrite_configfiles:  # Snakemake has read them already, and lets a key stand twice
     or_stop(read_yaml, Path(path))
 
-EXPERIMENT = or_stop(parse_config, config, ", ".join(os.path.relpath(path) for path in workflow.configfiles))
+GIVEN = [*map(os.path.relpath, workflow.configfiles), *(["--config"] if workflow.config_settings.config else [])]
+EXPERIMENT = or_stop(parse_config, config, " with ".join(GIVEN))
 RUNS = EXPERIMENT.runs
 RESULTS = Path("results") / EXPERIMENT.experiment
 LOGS = RESULTS / "logs"
