@@ -16,7 +16,6 @@ from posttrain.errors import UserError
 from posttrain.model.heads import RewardModule
 
 SHARD = "5GB"
-TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 # How transformers 5 keeps a tokenizer that is its tokenizer.json and nothing else; 4.x knows it by the other name.
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 
@@ -24,8 +23,8 @@ GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def export_model(model: PreTrainedModel, tokenizer_dir: str | Path, folder: str | Path) -> None:
     """Writes the model (in its dtype, tied weights once) and the tokenizer's files into `folder`.
 
-    The folder is made if missing. Its generation settings name the special tokens and nothing else; its files hold no
-    path, time or host.
+    The folder is made if missing. Its generation settings name the tokenizer's special tokens, whatever the base's did:
+    generation ends with the token that ended the completions in training. Its files hold no path, time or host.
 
     Raises:
         UserError: the tokenizer's folder has no tokenizer.json.
@@ -33,9 +32,11 @@ def export_model(model: PreTrainedModel, tokenizer_dir: str | Path, folder: str 
     target = Path(folder)
     model.save_pretrained(target, max_shard_size=SHARD)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    _write(target / "config.json", readable_config(config))
-    ids = {name: config[name] for name in TOKEN_IDS if config.get(name) is not None}
-    _write(target / "generation_config.json", {**ids, "transformers_version": config["transformers_version"]})
+    tokenizer = load_tokenizer(Path(tokenizer_dir))
+    ids = {"eos_token_id": tokenizer.eos_id, **({} if tokenizer.bos_id is None else {"bos_token_id": tokenizer.bos_id})}
+    _write(target / "config.json", {**readable_config(config), **ids})
+    generation = {**ids, "pad_token_id": tokenizer.pad_id, "transformers_version": config["transformers_version"]}
+    _write(target / "generation_config.json", generation)
     if Path(tokenizer_dir).resolve() != target.resolve():
         copy_tokenizer(Path(tokenizer_dir), target)
     _mend_tokenizer(target / "tokenizer_config.json")

@@ -75,19 +75,6 @@ def check_attention(settings: Model, device: str) -> None:
     raise UserError(f"model.attention: flash_attention_2 cannot be used: {reason}; use sdpa")
 
 
-def disable_dropout(module: nn.Module) -> None:
-    """Switches every dropout off, also in training mode: online training needs old and new log-probabilities alike.
-
-    The model's configuration keeps its values, so an export does not change them.
-    """
-    for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            part.p = 0.0
-        for name, value in vars(part).items():
-            if "dropout" in name and isinstance(value, float):
-                setattr(part, name, 0.0)
-
-
 def _from_pretrained(auto: Any, folder: Path, settings: Model, device: str) -> PreTrainedModel:
     check_attention(settings, device)
     if not (folder / "config.json").is_file():
@@ -104,23 +91,28 @@ def _from_pretrained(auto: Any, folder: Path, settings: Model, device: str) -> P
     }
     try:
         model, info = auto.from_pretrained(folder, **arguments)
-    except ValueError as error:
-        raise UserError(f"{folder}: {_mend(error, settings)}") from error
     except SafetensorError as error:
         raise UserError(f"{folder}: the weights cannot be read ({error}); fetch the model again") from error
+    except Exception as error:  # every library below has errors of its own for a folder that does not fit together
+        raise UserError(f"{folder}: {_mend(error, settings)}") from error
     if info["missing_keys"]:
         raise UserError(f"{folder}: the weights lack {min(info['missing_keys'])}, which {type(model).__name__} needs")
     if settings.attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
         raise UserError(f"{folder}: sdpa cannot cap attention logits as this model does; set model.attention: eager")
+    for part in model.modules():
+        if isinstance(part, nn.Embedding):
+            part.padding_idx = None  # it stops the gradient by id: padding may have the id of a token of the text
     model.to(device).eval()
     loaded: PreTrainedModel = model
     return loaded
 
 
-def _mend(error: ValueError, settings: Model) -> str:
-    text = " ".join(str(error).split())
+def _mend(error: Exception, settings: Model) -> str:
+    text = " ".join((str(error) or type(error).__name__).split())
     if "trust_remote_code" in text:
         return "the model brings its own code; set model.trust_remote_code: true if you trust it"
     if "attention" in text:
         return f"this architecture has no {settings.attention} attention; set model.attention: eager"
-    return f"transformers cannot load it: {text[:300]}"
+    if "mismatch" in text:
+        return "the weights have other shapes than config.json says; fetch both from one place"
+    return f"transformers cannot load it ({text.split('. ')[0][:200]}); fetch the model again, or choose another base"

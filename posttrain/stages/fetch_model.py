@@ -7,9 +7,10 @@ import os
 import shutil
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from posttrain.config.schema import Model
+from posttrain.data.tokenizer import load_tokenizer
 from posttrain.errors import UserError
 from posttrain.model.tiny import BUILT_IN, CONTEXT
 from posttrain.provenance.digests import DigestCache, text_digest
@@ -44,6 +45,7 @@ def run(stage: Stage) -> None:
         return
     source = local_folder(settings.base) or _download(settings)
     _refuse_incomplete(source, settings)
+    _refuse_unusable(source, settings)
     for path in _wanted(source, settings):
         stage.log.info("%s, %.1f MB", path.name, path.stat().st_size / 1e6)
         copy_file(path, folder / path.name)
@@ -104,6 +106,37 @@ def _refuse_incomplete(source: Path, settings: Model) -> None:
             f"model.base: {settings.base} has no {' and no '.join(lacks)}; "
             "save model and tokenizer there with save_pretrained, or choose another"
         )
+
+
+def _refuse_unusable(source: Path, settings: Model) -> None:
+    """What would end a later stage: lost shards, weights that cannot be trained, tokens that the model does not know."""
+    shards = {
+        name for index in source.glob("*.safetensors.index.json") for name in _read_json(index)["weight_map"].values()
+    }
+    lost = sorted(name for name in shards if not (source / name).is_file())
+    if lost:
+        raise UserError(f"model.base: {settings.base} lacks {lost[0]}, which its index names; fetch the model again")
+    config = _read_json(source / "config.json")
+    if "quantization_config" in config:
+        raise UserError(
+            f"model.base: {settings.base} is quantised and cannot be trained; choose the folder with its full weights"
+        )
+    known = config.get("vocab_size")
+    tokens = load_tokenizer(source).fast.get_vocab(with_added_tokens=True)
+    last = max(tokens, key=lambda token: (tokens[token], token))
+    if known is not None and tokens[last] >= known:
+        raise UserError(
+            f"model.base: {settings.base}: its tokenizer has {last!r} as token {tokens[last]}, its model ends at "
+            f"{known - 1}; resize the model's embeddings or take the token out, and save both again"
+        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as fault:
+        raise UserError(f"{path} is not JSON ({fault}); fetch the model again") from None
+    return content
 
 
 def _download(settings: Model) -> Path:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,6 +113,18 @@ def test_generation_settings_are_token_ids_alone(tmp_path: Path) -> None:
     export_model(model, tiny_tokenizer_dir(tmp_path), tmp_path / "out")
     written = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert written.keys() == {"bos_token_id", "eos_token_id", "pad_token_id", "transformers_version"}
+
+
+@pytest.mark.parametrize("base", [7, [7, 8], None, -1])
+def test_generation_ends_with_the_tokenizers_eos_whatever_the_base_said(base: Any, tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, name, base if name == "eos_token_id" or not isinstance(base, list) else 7)
+    export_model(model, tiny_tokenizer_dir(tmp_path), tmp_path / "out")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    found = again.generation_config
+    assert (found.bos_token_id, found.eos_token_id, found.pad_token_id) == (1, 2, 0)
+    assert (again.config.bos_token_id, again.config.eos_token_id) == (1, 2)
 
 
 def test_dtype_is_kept_and_tied_weights_are_written_once(tmp_path: Path) -> None:

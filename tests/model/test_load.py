@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from posttrain.config.schema import Model
 from posttrain.errors import UserError
+from posttrain.model.batch import collate, token_log_probs
 from posttrain.model.builtin import init_builtin
 from posttrain.model.export import export_model
-from posttrain.model.load import check_attention, disable_dropout, load_causal_lm, load_reward_module
+from posttrain.model.load import check_attention, load_causal_lm, load_reward_module
 from tests.model.tiny import tiny_model, tiny_tokenizer_dir
 
 
@@ -91,16 +92,39 @@ def test_sdpa_is_refused_where_it_would_leave_out_the_cap(tmp_path: Path, settin
         load_causal_lm(tmp_path / "model", settings, "cpu")
 
 
-def test_dropout_is_off_in_training_mode_and_stays_in_the_configuration() -> None:
-    config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, attn_pdrop=0.5, embd_pdrop=0.5, resid_pdrop=0.5)
-    model = GPT2LMHeadModel(config)
-    ids = torch.arange(12)[None]
-    want = model.eval()(ids).logits
-    model.train()
-    assert not torch.allclose(model(ids).logits, want)
-    disable_dropout(model)
-    torch.testing.assert_close(model(ids).logits, want)
-    assert model.config.attn_pdrop == 0.5
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab_size": 299}, "other shapes than config.json says"),
+        ({"hidden_size": 64}, "other shapes than config.json says"),
+        ({"num_hidden_layers": 3}, "the weights lack model.layers.2"),
+        ({"pad_token_id": 9999}, "choose another base"),
+        ({"model_type": "no-such"}, "choose another base"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "choose another base"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_sentence(
+    folder: Path, settings: Model, changes: dict[str, Any], said: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=said) as caught:
+        load_causal_lm(folder, settings, "cpu")
+    assert str(folder) in str(caught.value) and len(str(caught.value)) < len(str(folder)) + 350
+
+
+def test_a_token_of_the_text_with_the_id_of_padding_is_trained(folder: Path, settings: Model) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pad_token_id": 2, "tie_word_embeddings": False}))
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    model = load_causal_lm(folder, settings, "cpu")
+    token_log_probs(model, collate([([1, 2, 7], [8, 9])], pad_id=2)).sum().backward()
+    assert model.get_input_embeddings().weight.grad[2].abs().max() > 1e-6
 
 
 def test_builtin_comes_from_the_seed_and_fits_the_tokenizer(tmp_path: Path, settings: Model) -> None:

@@ -90,6 +90,28 @@ def test_an_incomplete_folder_says_what_is_missing(source: Path, name: str, want
     assert wanted in fault(str(source))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("config.json", "{", "config.json is not JSON"),
+        ("config.json", '{"quantization_config": {}}', "quantised"),
+        ("config.json", '{"vocab_size": 1}', "'a' as token 1, its model ends at 0"),
+        ("tokenizer_config.json", "{}", "no eos_token"),
+        ("tokenizer.json", "{}", "cannot be read"),
+        ("model.safetensors.index.json", '{"weight_map": {"w": "model-2.safetensors"}}', "lacks model-2.safetensors"),
+    ],
+)
+def test_what_would_end_a_later_stage_is_refused_at_once(source: Path, name: str, text: str, wanted: str) -> None:
+    (source / name).write_text(text)
+    found = fault(str(source))
+    assert wanted in found and str(source) in found
+
+
+def test_a_model_may_know_more_tokens_than_its_tokenizer(source: Path) -> None:
+    (source / "config.json").write_text('{"vocab_size": 2}')
+    assert (fetch(str(source)) / "config.json").exists()
+
+
 def test_a_path_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for base in ("/no/where", "./here", "models/my/own"):
