@@ -57,6 +57,10 @@ class Source(Section):
     def _one_place(self) -> Source:
         if (self.file is None) == (self.hub is None):
             raise ValueError("give exactly one of 'file' and 'hub'")
+        idle = ("hub_split",) if self.hub is None else ("format", "header")
+        for name in idle:
+            if _is_set(self, name):
+                raise ValueError(f"{name} does nothing beside '{'hub' if self.hub else 'file'}'; take it out")
         return self
 
 
@@ -137,6 +141,12 @@ class Training(Section):
     minibatch: Positive = Field(16, description="samples of one optimiser step")
     microbatch_tokens: Positive = Field(4096, description="tokens of one forward pass, padding included")
     checkpoint_every: Positive = Field(10, description="steps between two checkpoints")
+
+    @model_validator(mode="after")
+    def _warm_up_ends(self) -> Training:
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}; lower it")
+        return self
 
 
 class SFT(Training):
@@ -302,3 +312,35 @@ class Config(Section):
                     f"data.sources: {who} needs a source of form {' or '.join(wanted)}, there is {found}; add one"
                 )
         return self
+
+    @model_validator(mode="after")
+    def _attention_can_be_had(self) -> Config:
+        if self.model.attention == "flash_attention_2":
+            for key, value, wanted in (
+                ("resources.device", self.resources.device, "cuda"),
+                ("model.dtype", self.model.dtype, "bfloat16"),
+            ):
+                if value != wanted:
+                    raise ValueError(f"model.attention: flash_attention_2 needs {key}: {wanted}, not {value}; use sdpa")
+        return self
+
+    @model_validator(mode="after")
+    def _no_idle_keys(self) -> Config:
+        """A key that nothing reads says something else than its author means."""
+        rated = any(source.form == "ratings" for source in self.data.sources)
+        built_in = self.model.base.startswith("built-in:")
+        for holds, section, key, reader in (
+            (built_in, self.data, "data.vocabulary", "the built-in base's own tokenizer"),
+            (not built_in, self.model, "model.revision", "a base from the hub"),
+            (rated, self.data, "data.prompt_words", "sources of form ratings"),
+            (rated, self.data, "data.rating_pairs", "sources of form ratings"),
+            (self.resources.device == "cuda", self.resources, "resources.gpus", "resources.device: cuda"),
+        ):
+            if not holds and _is_set(section, key.rpartition(".")[2]):
+                raise ValueError(f"{key} is for {reader}, which this experiment has not; take it out")
+        return self
+
+
+def _is_set(section: Section, name: str) -> bool:
+    """Whether a key has another value than its default; a resolved config has every key."""
+    return bool(getattr(section, name) != type(section).model_fields[name].get_default(call_default_factory=True))

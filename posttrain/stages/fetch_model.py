@@ -109,7 +109,7 @@ def _refuse_incomplete(source: Path, settings: Model) -> None:
 
 
 def _refuse_unusable(source: Path, settings: Model) -> None:
-    """What would end a later stage: lost shards, weights that cannot be trained, tokens that the model does not know."""
+    """What would end a later stage: lost shards, weights that cannot be trained, tokens that the model lacks."""
     shards = {
         name for index in source.glob("*.safetensors.index.json") for name in _read_json(index)["weight_map"].values()
     }

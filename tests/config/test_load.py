@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -62,6 +63,12 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("kl_coef: 0.1", "steps: yes", ["runs.ppo", "steps is true", "number"]),
         ("form: ratings", "form: rating", ["data.sources.0.form is 'rating'", "'ratings'", "'kto'"]),
         ("file: a.txt", "file: a.txt, hub: b", ["data.sources.0", "exactly one of 'file' and 'hub'"]),
+        ("form: ratings", "form: ratings, hub_split: test", ["data.sources.0", "hub_split does nothing"]),
+        ("file: a.txt", "hub: a/b, format: csv", ["data.sources.0", "format does nothing"]),
+        ("kl_coef: 0.1", "steps: 5, warmup_steps: 6", ["runs.ppo", "warmup_steps 6 is more than steps 5"]),
+        ('tiny"', 'tiny", attention: flash_attention_2', ["model.attention", "needs resources.device: cuda"]),
+        ("data: {", "resources: {gpus: 2}\ndata: {", ["resources.gpus is for resources.device: cuda"]),
+        ('tiny"', 'tiny", revision: v2', ["model.revision is for a base from the hub"]),
         ("experiment: x", "experiment: x\nsft: 3", ["sft is 3", "a mapping"]),
         ("experiment: x", "seed: 1", ["experiment is missing"]),
         ("experiment: x", "experiment: a/b", ["experiment is 'a/b'"]),
@@ -92,6 +99,27 @@ def test_a_wrong_file_names_key_and_mend(tmp_path: Path, old: str, new: str, wan
     found = message(tmp_path, BASE.replace(old, new))
     for part in wanted:
         assert part in found
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"data": {"vocabulary": 300}}, "data.vocabulary is for the built-in base"),
+        ({"data": {"prompt_words": 2}}, "data.prompt_words is for sources of form ratings"),
+        ({"data": {"rating_pairs": {"margin": 2}}}, "data.rating_pairs is for sources of form ratings"),
+        ({"model": {"attention": "flash_attention_2"}, "resources": {"device": "cuda"}}, "needs model.dtype: bfloat16"),
+    ],
+)
+def test_keys_that_would_do_nothing(content: dict[str, Any], said: str) -> None:
+    sources = [{"file": "a.json", "form": "messages"}, {"file": "b.json", "form": "preference"}]
+    base = {"experiment": "x", "runs": {"p": {"method": "ppo"}}}
+    base |= {"data": {"sources": sources}, "model": {"base": "org/name", "revision": "v2"}}
+    parse_config(base, "test")
+    parse_config(yaml.safe_load(resolved_yaml(parse_config(base, "test"))), "resolved")
+    for section, values in content.items():
+        base[section] = {**base.get(section, {}), **values}
+    with pytest.raises(UserError, match=said):
+        parse_config(base, "test")
 
 
 def test_a_run_may_have_any_other_name(tmp_path: Path) -> None:
