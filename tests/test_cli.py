@@ -192,21 +192,42 @@ time.sleep(60)
 """
 
 
+WORKFLOW = """
+import sys, time
+from pathlib import Path
+from posttrain.platforms.locks import life_line
+print(life_line(Path("lines")), flush=True)
+time.sleep(60)
+"""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux's")
-def test_a_stage_of_the_workflow_ends_with_its_parent() -> None:
+@pytest.mark.parametrize("victim", ["parent", "workflow"])
+def test_a_stage_of_the_workflow_ends_with_its_parent_and_with_the_workflow(victim: str) -> None:
+    """They are two in a container, whose runtime lives on where Snakemake is killed."""
     Path("stub.py").write_text(WORKING)
     words = [sys.executable, "-c", PARENT, STUB, *COMPARE]
+    workflow = subprocess.Popen([sys.executable, "-c", WORKFLOW], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert workflow.stdout is not None
+    line = workflow.stdout.readline().strip()
     with Path("log").open("w") as log:
-        parent = subprocess.Popen(words, stderr=log, env={**ENVIRONMENT, "POSTTRAIN_DIE_WITH_PARENT": "1"})
-    wait_until_started(parent)
-    parent.kill()
-    parent.wait()
-    for _ in range(100):
-        if list(Path("results/x/.state").glob("*/checkpoint")) and "stopped by SIGTERM" in Path("log").read_text():
-            return
-        time.sleep(0.1)
-    os.kill(int(Path("child").read_text()), signal.SIGKILL)
-    raise AssertionError(Path("log").read_text())
+        parent = subprocess.Popen(words, stderr=log, text=True, env={**ENVIRONMENT, "POSTTRAIN_DIE_WITH_PARENT": line})
+    processes: dict[str, subprocess.Popen[str]] = {"parent": parent, "workflow": workflow}
+    try:
+        wait_until_started(parent)
+        time.sleep(0.3)
+        assert "stopping" not in Path("log").read_text()
+        processes[victim].kill()
+        for _ in range(100):
+            if list(Path("results/x/.state").glob("*/checkpoint")) and "stopped by SIGTERM" in Path("log").read_text():
+                return
+            time.sleep(0.1)
+        os.kill(int(Path("child").read_text()), signal.SIGKILL)
+        raise AssertionError(Path("log").read_text())
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("delay", [0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6])

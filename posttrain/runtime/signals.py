@@ -6,18 +6,35 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
+from pathlib import Path
 from types import FrameType
 
-PARENT = "POSTTRAIN_DIE_WITH_PARENT"  # set by the workflow, whose jobs have nobody to answer to once it is gone
+from posttrain.platforms.locks import wait_for_end
+
+PARENT = "POSTTRAIN_DIE_WITH_PARENT"  # life line of the workflow, whose jobs have nobody to answer to once it is gone
 _PR_SET_PDEATHSIG = 1
 _ONE_REQUEST = 1.0  # seconds: a terminal and Snakemake may both pass on the same Ctrl-C
 
 
 def die_with_parent() -> None:
-    """Where the workflow asks for it, get SIGTERM when the parent process dies, however it dies (Linux only)."""
-    if os.environ.get(PARENT) and sys.platform == "linux":
+    """Where the workflow asks for it, get SIGTERM when it or the parent process dies, however they die (Linux only).
+
+    They are two in a container: the parent is the container's runtime, which lives on where Snakemake is killed.
+    """
+    line = os.environ.get(PARENT)
+    if line and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        threading.Thread(target=_end_with, args=(Path(line).absolute(),), name="life line", daemon=True).start()
+
+
+def _end_with(line: Path) -> None:
+    try:
+        wait_for_end(line)
+    except OSError:  # a file system without locks: the parent process alone is watched
+        return
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):

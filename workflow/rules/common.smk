@@ -10,13 +10,11 @@ from posttrain.config.load import load_config
 from posttrain.errors import UserError
 
 # Stages are started as `python`, and Apptainer may stand in the virtual environment: both are found even where
-# Snakemake was called by its full path. The code is the working tree's, whatever PYTHONPATH said. A stage whose Snakemake
-# or container dies keeps a checkpoint and ends: nobody would read what it goes on to write.
+# Snakemake was called by its full path. The code is the working tree's, whatever PYTHONPATH said.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     PYTHONPATH=str(workflow.basedir),
     PYTHONNOUSERSITE="1",
-    POSTTRAIN_DIE_WITH_PARENT="1",
 )
 
 STARTED = time.time()

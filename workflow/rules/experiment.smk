@@ -4,6 +4,7 @@ import json
 import re
 
 from posttrain.config.load import parse_config, read_yaml, resolved_yaml, stage_slice
+from posttrain.platforms.locks import life_line
 from posttrain.provenance.code_slice import code_slice
 from posttrain.provenance.digests import DigestCache
 from posttrain.provenance.raw_data import data_state
@@ -33,11 +34,28 @@ def write_resolved():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        stop(f"{path}: cannot be written ({error.strerror}); make {RESULTS.parent}/ writable or free some space")
+        stop_unwritable(path, error)
     return path
 
 
+def tie_stages():
+    """Let stages know this process: one whose Snakemake or container dies keeps a checkpoint and ends.
+
+    Nobody would read what it goes on to write.
+    """
+    lines = RESULTS / ".state" / "workflows"
+    try:
+        os.environ["POSTTRAIN_DIE_WITH_PARENT"] = str(life_line(lines))
+    except OSError as error:
+        stop_unwritable(lines, error)
+
+
+def stop_unwritable(path, error):
+    stop(f"{path}: cannot be written ({error.strerror}); make {RESULTS.parent}/ writable or free some space")
+
+
 RESOLVED = write_resolved()
+tie_stages()
 STORE = destination(EXPERIMENT, Path.cwd())
 TRACKING = ancient(RESULTS / "tracking.json")
 DATA_STATE = or_stop(data_state, EXPERIMENT.data.path)
