@@ -129,7 +129,10 @@ def _cache_folder(repository: Path) -> Path:
     folder = own / "cache"
     for path in (Path("/etc/xdg/dvc/config"), user / "dvc" / "config", own / "config", own / "config.local"):
         settings.clear()
-        settings.read(path, encoding="utf-8")
+        try:
+            settings.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not DVC's configuration ({str(error).splitlines()[0]}); mend it") from None
         given = settings.get("cache", "dir", fallback=None)
         if given:
             folder = path.parent / Path(given).expanduser()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -56,9 +58,17 @@ def _pull(tracked: Tracked, dvc: Sequence[str]) -> None:
     except OSError as error:
         raise UserError(f"{dvc[0]} cannot be run ({error.strerror}); install DVC into this environment") from None
     if done.returncode:
-        lines = [line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.strip()]
-        reason = next((line for line in lines if "No module named dvc" in line or line), "no reason given")
-        raise UserError(f"dvc pull {tracked.dvc_file} failed: {reason}; mend it, then run again")
+        raise UserError(
+            f"dvc pull {tracked.dvc_file} failed: {_reason(done.stderr)}; "
+            "mend it (the remote? see 'dvc remote list'), then run again"
+        )
+
+
+def _reason(text: str) -> str:
+    """DVC tells one fault in several lines, the cause now in a warning and now in the error; digests say nothing."""
+    lines = [re.sub("^(ERROR|WARNING): ", "", line.strip()) for line in text.splitlines()]
+    told = " ".join(line for line in lines if not line.startswith(("md5: ", "<http")))
+    return textwrap.shorten(told, 300, placeholder=" ...") or "no reason given"
 
 
 def _verify(tracked: Tracked) -> None:

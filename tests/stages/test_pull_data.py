@@ -169,10 +169,21 @@ def test_a_damaged_listing(pulled: Path) -> None:
     assert str(listing) in fault()
 
 
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [("[core]\n    remote = nope\n", "'nope'"), ("[[[\n", ".dvc/config is not DVC's configuration")],
+)
+def test_a_wrong_configuration_of_dvc(clone: Path, config: str, words: str) -> None:
+    (clone / ".dvc/config").write_text(config)
+    found = fault(list(DVC))
+    assert words in found and "mend" in found and len(found.splitlines()) == 1
+
+
 def test_dvc_fails(clone: Path) -> None:
     shutil.rmtree("remote")
     found = fault(list(DVC))
     assert "dvc pull data.dvc failed" in found and len(found.splitlines()) == 1
+    assert "neither locally nor on remote" in found and "dvc remote list" in found
 
 
 def test_no_dvc_file_or_a_broken_one(clone: Path) -> None:
