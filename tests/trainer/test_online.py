@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from posttrain.algorithms.registry import METHODS, resolve
+from posttrain.config.schema import Model
 from posttrain.errors import UserError
-from tests.trainer.harness import EOS, make_stage, run_stage
+from posttrain.model.batch import collate
+from posttrain.model.load import load_causal_lm
+from tests.trainer.harness import EOS, make_stage, make_world, run_stage
 
 
 def job_of(kind, world, place, **overrides):
@@ -45,6 +48,21 @@ def test_step_one_logs_ratio_one_no_kl_and_no_gap(kind, world, tmp_path):
     assert first["train/clipped_low"] == first["train/clipped_high"] == 0
     assert second["train/kl"] > 1e-3, "the policy has moved"
     assert second["rollout/logprob_gap"] == pytest.approx(0, abs=1e-5), "the generator has the new weights"
+
+
+@pytest.mark.parametrize("kind", ["ppo", "grpo"])
+def test_dropout_is_off_for_generator_trainer_reference_and_critic(kind, tmp_path):
+    """GPT-2's configuration has it on; a second update makes the old log-probabilities a pass of their own."""
+    world = make_world(tmp_path, "gpt2")
+    assert load_causal_lm(world / "sft" / "model", Model(base="x"), "cpu").config.attn_pdrop > 0
+    stage = run_stage(make_stage(kind, world, tmp_path / "run", steps=1, learning_rate=1e-12, epochs=2, minibatch=3))
+    (metrics,) = stage.tracker.steps.values()
+    assert metrics["train/ratio"] == pytest.approx(1, abs=1e-5)
+    assert metrics["train/kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["rollout/logprob_gap"] == pytest.approx(0, abs=1e-5)
+    if kind == "ppo":
+        job = job_of(kind, world, tmp_path / "critic")
+        assert torch.equal(job.critic.module(batch := collate([([1, 20], [30, 40])], 0)), job.critic.module(batch))
 
 
 def test_a_step_with_one_update_needs_no_second_forward(world, tmp_path, monkeypatch):
