@@ -171,7 +171,7 @@ def test_a_damaged_listing(pulled: Path) -> None:
 
 @pytest.mark.parametrize(
     ("config", "words"),
-    [("[core]\n    remote = nope\n", "'nope'"), ("[[[\n", ".dvc/config is not DVC's configuration")],
+    [("[core]\n    no_scm = True\n    remote = nope\n", "'nope'"), ("[[[\n", ".dvc/config is not DVC's configuration")],
 )
 def test_a_wrong_configuration_of_dvc(clone: Path, config: str, words: str) -> None:
     (clone / ".dvc/config").write_text(config)
