@@ -16,10 +16,14 @@ else:
     import fcntl
 
 
-def try_lock(path: Path) -> int | None:
-    """Take the lock without waiting: a descriptor that holds it until it is closed, or None where another holds it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+def try_lock(path: Path, create: bool = True) -> int | None:
+    """Take the lock without waiting: a descriptor that holds it until it is closed, or None where another holds it.
+
+    Raises `FileNotFoundError` where the file is not there and is not to be made.
+    """
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o666)
     try:
         _lock(descriptor)
     except OSError:
@@ -29,9 +33,9 @@ def try_lock(path: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[bool]:
-    """Whether the lock was free; it is held inside the block."""
-    descriptor = try_lock(path)
+def held(path: Path, create: bool = True) -> Iterator[bool]:
+    """Whether the lock was free; it is held inside the block. Arguments and errors are those of `try_lock`."""
+    descriptor = try_lock(path, create)
     try:
         yield descriptor is not None
     finally:

@@ -16,11 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from posttrain.platforms.locks import held
 from posttrain.tracking.destination import Destination, mask
 from posttrain.tracking.metrics_file import NAME, Line, decode
 from posttrain.tracking.tracker import FLUSH_SECONDS, Sent
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 INTERVAL = 2.0  # seconds between two batches
 _BATCH = 1000  # metrics of one request
 _SYSTEM_INTERVAL = 5.0  # seconds between two samples of MLflow's system metrics
+LOCK = "tracking.lock"  # in the state folder
 _TEXTS = {".yaml", ".json"}
 _LOCK_SECONDS = 120.0  # for the sender of an attempt that was killed a moment ago
 
@@ -57,7 +60,7 @@ class Sending:
         spec, run = self.spec, self.spec["run"]
         self.client, self.experiment = store.connect(self.where)
         self.parent = self._parent(run or store.BASELINE)
-        known = self._recall()
+        known = self._recall(self.state)
         name = f"{spec['stage']} {run}" if run else spec["stage"]
         run_id = store.ensure_child(self.client, self.experiment, self.parent, name, spec["tags"], known.get("run_id"))
         self._offset = known.get("offset", 0) if run_id == known.get("run_id") else 0
@@ -65,6 +68,7 @@ class Sending:
         store.log_params(self.client, run_id, spec["params"])
         self.run_id = run_id
         self._start_monitor(resumed=run_id == known.get("run_id"))
+        self._end_the_dead()
 
     def send(self) -> None:
         """Send the lines that are new in the file. A line that is sent twice makes no second point in MLflow."""
@@ -164,8 +168,22 @@ class Sending:
             )
             self._monitor.start()
 
-    def _recall(self) -> dict[str, Any]:
-        path = self.state / "mlflow.json"
+    def _end_the_dead(self) -> None:
+        """Mark runs as KILLED whose stage died with its sender, as with the whole machine, and was not resumed.
+
+        A sender holds the lock of its state folder as long as it works. The lock's file is not made here: its folder
+        may be on the way to be deleted.
+        """
+        from mlflow.exceptions import MlflowException
+
+        for path in self.state.parent.glob(f"*/{LOCK}"):
+            with suppress(FileNotFoundError, MlflowException), held(path, create=False) as free:
+                run_id = self._recall(path.parent).get("run_id") if free else None
+                if run_id and self.client.get_run(run_id).info.status == "RUNNING":
+                    self.client.set_terminated(run_id, "KILLED")
+
+    def _recall(self, state: Path) -> dict[str, Any]:
+        path = state / "mlflow.json"
         known: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return known if known.get("store") == mask(self.where.uri) else {}
 
@@ -320,7 +338,7 @@ def main() -> None:
     spec = json.loads(sys.stdin.readline())
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, inbox), daemon=True).start()
-    with FileLock(Path(spec["state"]) / "tracking.lock", timeout=_LOCK_SECONDS):
+    with FileLock(Path(spec["state"]) / LOCK, timeout=_LOCK_SECONDS):
         serve(spec, inbox, say)
 
 

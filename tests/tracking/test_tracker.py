@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from posttrain.tracking.destination import Destination
@@ -201,6 +202,25 @@ def test_kill_9_leaves_killed_and_loses_nothing(project: Path) -> None:
         status = query(project, STATUS, run_id(project, "ppo")) if record.exists() else []
     assert status == [("KILLED",)]
     assert len(query(project, POINTS, run_id(project, "ppo"))) == 100
+
+
+def test_a_run_that_died_with_the_machine_is_killed_by_the_next_stage(project: Path, tracker: Opener) -> None:
+    process = start_stage(project, "lost", 3, "hang")
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    file = project / "results/quick/.state/lost/mlflow.json"
+    while not file.exists() or not json.loads(file.read_text())["offset"]:
+        time.sleep(0.1)
+    [sender] = psutil.Process(process.pid).children()
+    process.kill()
+    sender.kill()
+    process.wait()
+    assert query(project, STATUS, run_id(project, "lost")) == [("RUNNING",)]
+    alive = tracker("sft", None, "alive")
+    assert alive.flush().complete
+    other = tracker("evaluate", "dpo", "other")
+    assert other.flush().complete
+    assert query(project, STATUS, run_id(project, "lost")) == [("KILLED",)]
+    assert query(project, STATUS, run_id(project, "alive")) == [("RUNNING",)]
 
 
 def test_eight_processes_at_once_lose_nothing(project: Path) -> None:
