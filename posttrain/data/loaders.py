@@ -10,6 +10,7 @@ import csv
 import difflib
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,7 +57,8 @@ def load_rows(source: Source, root: Path) -> list[RawRow]:
 
 def _find(file: str, root: Path) -> Path:
     path = root / file
-    if not path.resolve().is_relative_to(root.resolve()):
+    # By its name: DVC's files may be links into its cache.
+    if not Path(os.path.normpath(path.absolute())).is_relative_to(os.path.normpath(root.absolute())):
         raise UserError(
             f"data.sources: {file} is outside of {root}: move it there, only that folder's files are tracked."
         )

@@ -144,6 +144,13 @@ def test_a_file_outside_of_the_tracked_folder_is_refused(tmp_path: Path) -> None
         load_rows(Source(file="../other.csv", form="ratings"), tmp_path / "data")
 
 
+def test_a_link_into_the_cache_of_dvc_is_read(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "59f9a6").write_text("a\nx\n")
+    (tmp_path / "data/rows.csv").symlink_to(tmp_path / "59f9a6")
+    assert [row.values for row in load_rows(Source(file="rows.csv", form="ratings"), tmp_path / "data")] == [{"a": "x"}]
+
+
 def test_hub_reads_by_the_datasets_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.jsonl").write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")

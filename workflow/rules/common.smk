@@ -11,10 +11,12 @@ from posttrain.errors import UserError
 
 # Stages are started as `python`, and Apptainer may stand in the virtual environment: both are found even where
 # Snakemake was called by its full path. The code is the working tree's, whatever PYTHONPATH said.
+# Apptainer believes PWD, which may name this folder by a link that is not there in the container.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     PYTHONPATH=str(workflow.basedir),
     PYTHONNOUSERSITE="1",
+    PWD=os.getcwd(),
 )
 
 STARTED = time.time()
