@@ -298,6 +298,8 @@ class Config(Section):
     @model_validator(mode="after")
     def _forms_feed_all_stages(self) -> Config:
         """Known now, and not when the stage before has trained for hours."""
+        if self.data.split.test == 0:
+            raise ValueError("data.split.test is 0, which leaves no prompt to evaluate on; give it a share")
         forms = {source.form for source in self.data.sources}
         needs = [("sft", SFT_FORMS), ("reward_model", PAIR_FORMS)]
         needs += [

@@ -82,6 +82,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("[{file: a.txt, form: ratings}]", "[]", ["data.sources is []; it should have at least 1 item"]),
         ("sources:", "path: '', sources:", ["data: path is ''", "folder"]),
         ("sources:", "path: ., sources:", ["data: path is '.'", "folder"]),
+        ("sources:", "split: {test: 0}, sources:", ["data.split.test is 0", "give it a share"]),
         ("sources:", "split: {test: 0.6, validation: 0.4}, sources:", ["data.split", "less than 1"]),
         ('"built-in: tiny"', '""', ["model.base is ''", "at least 1 character"]),
         ("experiment: x", "experiment: x\n? [a, b]\n: c", ["line 3", "a key must be"]),
