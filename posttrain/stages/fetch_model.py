@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,8 @@ PATTERNS = (
     "chat_template*",
 )
 CODE = "*.py"
+# The same weights once more in another layout, and weights that are only a change to a base's.
+OTHER_WEIGHTS = ("consolidated*", "adapter_*")
 
 
 def run(stage: Stage) -> None:
@@ -43,7 +46,10 @@ def run(stage: Stage) -> None:
         facts = {"built_in": "tiny", "max_position_embeddings": CONTEXT}
         (folder / "config.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return
-    source = local_folder(settings.base) or _download(settings)
+    source = local_folder(settings.base)
+    if source is not None and settings.revision is not None:
+        raise UserError("model.revision is for a base from the hub, and model.base is a folder here; take it out")
+    source = source or _download(settings)
     _refuse_incomplete(source, settings)
     _refuse_unusable(source, settings)
     for path in _wanted(source, settings):
@@ -90,7 +96,11 @@ def copy_file(source: Path, target: Path) -> None:
 def _wanted(source: Path, settings: Model) -> list[Path]:
     patterns = [*PATTERNS, CODE] if settings.trust_remote_code else PATTERNS
     files = [path for path in sorted(source.iterdir()) if path.is_file()]
-    return [path for path in files if any(fnmatch(path.name, pattern) for pattern in patterns)]
+    return [path for path in files if _matches(path, patterns) and not _matches(path, OTHER_WEIGHTS)]
+
+
+def _matches(path: Path, patterns: Sequence[str]) -> bool:
+    return any(fnmatch(path.name, pattern) for pattern in patterns)
 
 
 def _refuse_incomplete(source: Path, settings: Model) -> None:
@@ -111,7 +121,9 @@ def _refuse_incomplete(source: Path, settings: Model) -> None:
 def _refuse_unusable(source: Path, settings: Model) -> None:
     """What would end a later stage: lost shards, weights that cannot be trained, tokens that the model lacks."""
     shards = {
-        name for index in source.glob("*.safetensors.index.json") for name in _read_json(index)["weight_map"].values()
+        name
+        for index in source.glob("*.safetensors.index.json")
+        for name in _read_json(index).get("weight_map", {}).values()
     }
     lost = sorted(name for name in shards if not (source / name).is_file())
     if lost:
@@ -147,7 +159,9 @@ def _download(settings: Model) -> Path:
     base = settings.base
     patterns = [*PATTERNS, CODE] if settings.trust_remote_code else list(PATTERNS)
     try:
-        folder = snapshot_download(base, revision=settings.revision, allow_patterns=patterns, ignore_patterns=["*/*"])
+        folder = snapshot_download(
+            base, revision=settings.revision, allow_patterns=patterns, ignore_patterns=["*/*", *OTHER_WEIGHTS]
+        )
     except GatedRepoError:
         raise UserError(
             f"model.base: {base} asks for a licence; accept it on the hub and log in with 'hf auth login'"

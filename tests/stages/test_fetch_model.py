@@ -21,6 +21,8 @@ NOT_WANTED = {
     "pytorch_model.bin": "x",
     "generation_config.json": '{"temperature": 0.1}',
     "README.md": "x",
+    "consolidated.safetensors": "x",
+    "adapter_model.safetensors": "x",
     "modeling.py": "x",
 }
 
@@ -105,6 +107,11 @@ def test_what_would_end_a_later_stage_is_refused_at_once(source: Path, name: str
     (source / name).write_text(text)
     found = fault(str(source))
     assert wanted in found and str(source) in found
+
+
+def test_a_folder_has_no_revision(source: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.revision"):
+        fetch(str(source), revision="main")
 
 
 def test_a_model_may_know_more_tokens_than_its_tokenizer(source: Path) -> None:
