@@ -88,7 +88,10 @@ def test_the_package_imports_quickly_and_without_torch() -> None:
         (["sft", "--config", "c.yaml", "--output", "o", "--input", "data=nowhere"], "nowhere does not exist"),
         (["sft", "--config", "c.yaml", "--output", "o", "--input", "a=.", "--input", "a=."], "twice"),
         (["sft", "--config", "c.yaml", "--output", "o", "--input", "a=."], "manifest.json is missing"),
-        (["post_train", "--run", "dpo", "--config", "c.yaml", "--output", "results/x/runs/dpo"], "no run 'dpo'"),
+        (
+            ["post_train", "--run", "dpo", "--config", "c.yaml", "--output", "results/x/runs/dpo"],
+            "give one of ppo",
+        ),
         (["pull_data", "--config", "c.yaml", "--output", "o"], "data.dvc is missing"),
         (["verify", "nowhere"], "nowhere/manifest.json is missing"),
     ],

@@ -44,9 +44,15 @@ def read(folder: Path) -> Manifest:
         raise UserError(f"{path} is missing: {folder} is no finished stage; run snakemake to make it") from None
     except ValueError:
         raise UserError(f"{path} is damaged; {_mend(folder)}") from None
-    if not isinstance(manifest, dict) or not isinstance(manifest.get("outputs"), dict):
+    if not isinstance(manifest, dict) or not _listing(manifest.get("outputs")):
         raise UserError(f"{path} is not a stage's manifest; {_mend(folder)}")
     return manifest
+
+
+def _listing(outputs: Any) -> bool:
+    return isinstance(outputs, dict) and all(
+        isinstance(entry, dict) and {"sha256", "size"} <= entry.keys() for entry in outputs.values()
+    )
 
 
 def faults(folder: Path, manifest: Manifest, cache: DigestCache) -> list[str]:

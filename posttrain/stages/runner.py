@@ -32,12 +32,12 @@ from posttrain.provenance.stage_key import stage_key
 from posttrain.runtime.device import lease, require_cuda
 from posttrain.runtime.seeds import deterministic, seed_all
 from posttrain.runtime.threads import apply_threads
+from posttrain.stages.arguments import NESTED, RUN_FILE, check_input, check_output, check_run
 from posttrain.tracking.destination import destination
 from posttrain.tracking.tracker import Sent, Status, Tracker, open_tracker
 
 # Host stages that may run before the store of metrics exists.
 UNTRACKED = {"fetch_model"}
-RUN_FILE = "run.json"
 STATE_FILE = "stage.json"
 
 
@@ -54,7 +54,7 @@ class Job:
     @property
     def experiment(self) -> Path:
         """results/<experiment>"""
-        return self.output.parents[1 if self.stage in ("post_train", "evaluate") else 0]
+        return self.output.parents[1 if self.stage in NESTED else 0]
 
 
 class Inputs(dict[str, Path]):
@@ -117,6 +117,8 @@ def run_stage(job: Job, body: Body, interrupted: Callable[[], bool] = lambda: Fa
     other things before cannot tell and passes False.
     Raises `UserError` for what the user can mend, `Interrupted` after a signal.
     """
+    check_run(job.stage, job.run, job.config, job.inputs)
+    check_output(job.stage, job.run, job.output)
     lock = job.experiment / ".state" / f"{'-'.join(filter(None, [job.stage, job.run]))}.lock"
     with held(lock) as free:
         if not free:
@@ -148,6 +150,7 @@ def _gather(job: Job) -> _Facts:
     manifests, digests = {}, {}
     for name, path in sorted(job.inputs.items()):
         manifests[name], digests[name] = _verified(path, cache)
+        check_input(name, path, manifests[name], job.run)
     if "raw" in job.inputs:
         verify_data(job.inputs["raw"], Path(config.data.path), cache)
     cache.save()

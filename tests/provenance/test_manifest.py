@@ -57,7 +57,7 @@ def test_missing_added_and_several(folder: Path) -> None:
     assert "extra.bin is not in its manifest" in check(folder)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"outputs": 3}'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"outputs": 3}', '{"outputs": {"a": 1}}'])
 def test_a_damaged_manifest(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     assert "manifest.json is" in check(folder)

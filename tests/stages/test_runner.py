@@ -15,6 +15,7 @@ from posttrain.errors import Interrupted, UserError
 from posttrain.platforms.locks import held
 from posttrain.provenance import manifest
 from posttrain.stages import runner
+from posttrain.stages.arguments import MAKERS
 from posttrain.stages.runner import Job, Stage, run_stage
 
 CONFIG = """
@@ -38,7 +39,8 @@ def make_input(name: str, tokenizer: str | None = None, data: str | None = None)
     folder = Path("results/x") / name
     folder.mkdir(parents=True)
     (folder / "file.bin").write_text(name)
-    manifest.write(folder, {"outputs": manifest.outputs(folder), "tokenizer": tokenizer, "data": data})
+    facts = {"stage": MAKERS[name], "run": None, "tokenizer": tokenizer, "data": data}
+    manifest.write(folder, {**facts, "outputs": manifest.outputs(folder)})
     return folder
 
 
@@ -128,7 +130,7 @@ def test_another_key_never_continues_a_foreign_checkpoint(what: str) -> None:
         run_stage(job(data=data), die, strict=False)
     if what == "input":
         (data / "file.bin").write_text("other")
-        manifest.write(data, {"outputs": manifest.outputs(data)})
+        manifest.write(data, {**content(data), "outputs": manifest.outputs(data)})
     second = job("steps: 6", "steps: 7", data=data) if what == "config" else job(data=data)
 
     def fresh(stage: Stage) -> None:
@@ -201,6 +203,8 @@ def test_leftovers_of_a_kill_are_no_output() -> None:
 def test_the_folder_that_snakemake_makes_is_replaced() -> None:
     out = Path("results/x/sft")
     out.mkdir(parents=True)
+    run_stage(job(), body, strict=False)  # made and published once
+    (out / "manifest.json").unlink()  # what Snakemake deletes of it
     (out / "old.bin").touch()
     run_stage(job(), body, strict=False)
     assert not (out / "old.bin").exists() and (out / "manifest.json").exists()
