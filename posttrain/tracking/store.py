@@ -49,8 +49,8 @@ def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
     except Exception as error:
         problem = mask(str(error)).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if where.database:
-            text = f"{where.database}: the MLflow store cannot be written ({problem}); free some space, make it writable, or set tracking.uri"
-            raise UserError(text) from error
+            mend = "free some space, mend the file or its folder, or set tracking.uri"
+            raise UserError(f"{where.database}: the MLflow store cannot be written ({problem}); {mend}") from error
         text = "the MLflow store %s does not answer (%s); metrics stay in each stage's metrics.jsonl"
         log.warning(text, mask(where.uri), problem)
     return where

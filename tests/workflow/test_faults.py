@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.workflow.conftest import MICRO
-from tests.workflow.project import REPOSITORY, Project, new_project
+from tests.workflow.project import REPOSITORY, SNAKEMAKE, Project, new_project
 
 pytestmark = pytest.mark.workflow
 
@@ -78,6 +78,12 @@ def test_a_file_that_is_no_experiment_is_named(fresh: Project, content: bytes, s
     assert said in message_of(fresh)
 
 
+def test_an_override_is_named(fresh: Project) -> None:
+    fresh.write_config(MICRO)
+    message = message_of(fresh, "--config", "sft={stps: 3}")
+    assert "config.yaml with --config: sft.stps" in message and "sft.steps" in message
+
+
 def test_results_that_cannot_be_written(fresh: Project) -> None:
     fresh.write_config({**MICRO, "experiment": "blocked"})
     results = fresh.folder / "results"
@@ -87,6 +93,21 @@ def test_results_that_cannot_be_written(fresh: Project) -> None:
         assert "results" in message_of(fresh)
     finally:
         results.unlink()
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_working_directory_that_cannot_be_written(fresh: Project, tmp_path: Path, exists: bool) -> None:
+    """As root everything is writable: the system's answer is replaced, by a module that Python loads at its start."""
+    fresh.write_config(MICRO)
+    records = fresh.folder / ".snakemake"
+    shutil.rmtree(records, ignore_errors=True)
+    if exists:
+        records.mkdir()
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.access = lambda *given, **more: False\n")
+    done = fresh.call([str(SNAKEMAKE), "-n"], PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    place = records if exists else fresh.folder
+    assert f"{place}: cannot be written by this user" in done.stdout
 
 
 def test_cuda_without_a_gpu(fresh: Project, tmp_path: Path) -> None:

@@ -96,4 +96,12 @@ def explain_lock():
         )
 
 
+def refuse_unwritable():
+    """Snakemake keeps its records in the working directory; what it says where it cannot is a traceback."""
+    place = next(path for path in (Path(".snakemake"), Path(".")) if path.exists())
+    if not os.access(place, os.W_OK | os.X_OK):
+        stop(f"{place.absolute()}: cannot be written by this user; run from a copy of your own, or chmod/chown it")
+
+
 explain_lock()
+refuse_unwritable()
