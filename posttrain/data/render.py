@@ -125,7 +125,7 @@ def _chat_ids(record: Record, tokenizer: Tokenizer) -> list[int] | None:
     try:
         return tokenizer.chat_prompt(messages)
     except ValueError as fault:
-        raise UserError(f"{record.where}: {fault}: mend the row.") from None
+        raise UserError(f"{record.where}: {fault}: mend the row, or the template.") from None
 
 
 def _row(

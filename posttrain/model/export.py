@@ -98,15 +98,31 @@ def _window_pattern(layer_types: list[str]) -> dict[str, Any]:
     return {"sliding_window_pattern": layer_types.index("full_attention") + 1}
 
 
-def _classifier(reward: RewardModule, pad_id: int | None) -> PreTrainedModel:
-    config = copy.deepcopy(reward.trunk.config)
-    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
-    if kind is None:
-        raise UserError(f"model.base: transformers has no classifier for {config.model_type} models; use another base")
+def classifier_of(trunk: PreTrainedModel, pad_id: int | None = None) -> PreTrainedModel:
+    """transformers' one-label sequence classifier for such a trunk, without weights: a trunk and `score`, nothing else.
+
+    Raises:
+        UserError: transformers has none of this architecture, or one that is made in another way.
+    """
+    config = copy.deepcopy(trunk.config)
     config.num_labels = 1
     config.pad_token_id = pad_id
-    with torch.device("meta"):
-        classifier: PreTrainedModel = kind(config)
+    kind: Any = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+    if kind is not None:
+        with torch.device("meta"):
+            classifier: PreTrainedModel = kind(config)
+        own = f"{classifier.base_model_prefix}."
+        rest = {name for name, _ in classifier.named_parameters() if not name.startswith(own)}
+        if rest == {"score.weight"} and type(classifier.base_model) is type(trunk):
+            return classifier
+    raise UserError(
+        f"model.base: transformers has no classifier with one 'score' for {config.model_type} models, which reward "
+        "models are saved as; use another base"
+    )
+
+
+def _classifier(reward: RewardModule, pad_id: int | None) -> PreTrainedModel:
+    classifier = classifier_of(reward.trunk, pad_id)
     setattr(classifier, classifier.base_model_prefix, reward.trunk)
     classifier.score = reward.score
     return classifier

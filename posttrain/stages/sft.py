@@ -8,6 +8,7 @@ from posttrain.data.tokenizer import load_tokenizer
 from posttrain.model.batch import Row
 from posttrain.model.builtin import init_builtin
 from posttrain.model.export import export_model
+from posttrain.model.fitness import check_base
 from posttrain.model.load import load_causal_lm
 from posttrain.model.tiny import BUILT_IN
 from posttrain.roles.batches import Forward
@@ -43,7 +44,9 @@ def load_base(stage: Stage) -> PreTrainedModel:
     if settings.base == BUILT_IN:
         model = init_builtin(stage.inputs["data"] / "tokenizer", derive(stage.seed, "base"), settings)
         return model.to(stage.device)  # type: ignore[arg-type]
-    return load_causal_lm(stage.inputs["model"] / "model", settings, stage.device)
+    model = load_causal_lm(stage.inputs["model"] / "model", settings, stage.device)
+    check_base(model)
+    return model
 
 
 def read_split(stage: Stage, split: str, model: PreTrainedModel) -> list[Row]:

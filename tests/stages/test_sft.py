@@ -58,6 +58,17 @@ def test_the_built_in_base_is_made_for_the_tokenizer(world, tmp_path):
     assert config["hidden_size"] == 256 and config["model_type"] == "llama"
 
 
+def test_a_base_that_could_not_go_through_all_stages_is_refused_before_the_first_step(world, tmp_path, monkeypatch):
+    def refuse(model):
+        raise UserError("unfit")
+
+    monkeypatch.setattr("posttrain.stages.sft.check_base", refuse)
+    stage = make_stage("sft", world, tmp_path)
+    with pytest.raises(UserError, match="unfit"):
+        run_stage(stage)
+    assert not stage.tracker.steps
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
