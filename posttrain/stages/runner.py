@@ -139,6 +139,7 @@ def run_stage(job: Job, body: Body, interrupted: Callable[[], bool] = lambda: Fa
             raise
         finally:
             stage.tracker.close(status)
+            stage.log.filters.clear()  # the next stage of this process has a history of its own
             shutil.rmtree(stage.out, ignore_errors=True)  # half an output, where it was not published
         attempt.clean()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,12 @@ def test_another_key_never_continues_a_foreign_checkpoint(what: str) -> None:
 
     run_stage(second, fresh, strict=False)
     assert not [path for path in Path("results/x/.state").iterdir() if path.is_dir()], "the old state is pruned"
+
+
+def test_a_line_of_a_later_stage_is_not_the_history_of_this_one() -> None:
+    run_stage(job(), body, strict=False)
+    logging.getLogger("posttrain.sft").info("resumed at step %d", 3)  # the state folder of the first is gone
+    assert not list(Path("results/x/.state").glob("*/stage.json"))
 
 
 def test_state_of_other_stages_and_runs_stays() -> None:

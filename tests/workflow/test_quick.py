@@ -63,4 +63,8 @@ def test_in_containers(tmp_path: Path) -> None:
         ]
         assert not foreign, stage
     assert project.planned("--use-singularity") == set()
-    assert "fetch_model" not in project.planned() and "compare" in project.planned()
+    everywhere = project.planned()
+    assert "fetch_model" not in everywhere and "compare" in everywhere
+    with (project.folder / "envs/cpu.lock").open("a") as file:
+        file.write("# edited\n")
+    assert project.planned("--use-singularity") == {"image", *everywhere}

@@ -78,8 +78,10 @@ def test_an_edited_row_stops_until_it_is_added(project: Project) -> None:
 
 def test_a_lock_file_reruns_all_that_runs_in_its_environment(project: Project) -> None:
     with (project.folder / "envs/cpu.lock").open("a") as file:
-        file.write("a-package==1.0\n")
+        file.write("# edited\n")
     assert project.planned() == AFTER_DATA
+    project.run()
+    assert project.planned() == NOTHING
 
 
 def test_a_new_run_is_the_only_one_to_train(project: Project) -> None:
