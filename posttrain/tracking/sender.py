@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 INTERVAL = 2.0  # seconds between two batches
 _BATCH = 1000  # metrics of one request
 _SYSTEM_INTERVAL = 5.0  # seconds between two samples of MLflow's system metrics
+_OF_ANOTHER_MODEL = {"reward_model"}  # what it measures says nothing of the SFT model, in whose row it is a child
 LOCK = "tracking.lock"  # in the state folder
 _TEXTS = {".yaml", ".json"}
 _LOCK_SECONDS = 120.0  # for the sender of an attempt that was killed a moment ago
@@ -135,7 +136,7 @@ class Sending:
 
     def _headline(self, line: Line) -> None:
         values = {name: value for name, value in line.values.items() if name.startswith("eval/")}
-        if line.step is None and values:
+        if line.step is None and values and self.spec["stage"] not in _OF_ANOTHER_MODEL:
             parent = self._parent(line.run) if line.run else self.parent
             self._log(parent, _points(Line(line.time, None, None, values)))
             self.client.set_tag(parent, "headline_from", str(self.run_id))

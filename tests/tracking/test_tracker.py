@@ -179,6 +179,17 @@ def test_a_replaced_execution_is_superseded_and_its_headline_replaced(project: P
     assert latest(project, parent) == {"eval/reward": 1.0}
 
 
+def test_the_reward_models_loss_is_no_headline_of_the_sft_model(project: Path, tracker: Opener) -> None:
+    for stage, loss in (("sft", 1.0), ("reward_model", 0.5)):
+        child = tracker(stage, None, stage)
+        child.summary({"eval/loss": loss})
+        assert child.flush().complete
+        child.close("FINISHED")
+    assert latest(project, run_id(project, "reward_model"))["eval/loss"] == 0.5
+    parent = tags(project, run_id(project, "sft"))["mlflow.parentRunId"]
+    assert latest(project, parent) == {"eval/loss": 1.0}
+
+
 def test_a_failed_stage_is_failed(project: Path, tracker: Opener) -> None:
     stage = tracker()
     stage.log(1, {"loss": 1})
