@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
 import shutil
 import site
@@ -133,6 +134,17 @@ def test_no_container_runtime(fresh: Project, tmp_path: Path) -> None:
     )
     assert done.returncode == 2, done.stdout
     assert "make apptainer" in done.stdout and "Traceback" not in done.stdout
+
+
+def test_an_image_cache_with_a_space_in_its_path(fresh: Project, tmp_path: Path) -> None:
+    fresh.write_config(MICRO)
+    runtime = tmp_path / "apptainer"
+    runtime.write_text("#!/bin/sh\necho 'apptainer version 1.4.5'\n")
+    runtime.chmod(0o755)
+    search = f"{tmp_path}:{os.environ['PATH']}"
+    command = [str(SNAKEMAKE), "-n", "--use-singularity"]
+    done = fresh.call(command, PATH=search, POSTTRAIN_CACHE=str(tmp_path / "a cache"))
+    assert done.returncode == 2 and "POSTTRAIN_CACHE" in done.stdout and "Traceback" not in done.stdout, done.stdout
 
 
 def test_a_config_file_takes_the_place_of_config_yaml(fresh: Project) -> None:
