@@ -64,15 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(str(error), 2)
     except (Interrupted, Stopped):
-        signum = interruption.signum or signal.SIGINT
-        return _fail(f"stopped by {signal.Signals(signum).name}; run it again to go on", 128 + signum, prefix="")
+        return _stopped(interruption)
     except BrokenPipeError:
         return 1
     except Exception as error:
         message = explain(error, getattr(words, "output", None))
-        if message is None:
-            raise
-        return _fail(message, 2)
+        if message is not None:
+            return _fail(message, 2)
+        if interruption.signum and not interruption.asked:  # a library, in its imports, made its own error of `Stopped`
+            return _stopped(interruption)
+        raise
 
 
 def _dispatch(words: argparse.Namespace, rest: list[str], interruption: Interruption) -> int:
@@ -226,6 +227,11 @@ def _open_log() -> None:
     log.handlers[:] = [handler]
     log.setLevel(logging.INFO)
     log.propagate = False
+
+
+def _stopped(interruption: Interruption) -> int:
+    signum = interruption.signum or signal.SIGINT
+    return _fail(f"stopped by {signal.Signals(signum).name}; run it again to go on", 128 + signum, prefix="")
 
 
 def _fail(message: str, status: int, prefix: str = "error: ") -> int:

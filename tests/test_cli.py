@@ -140,6 +140,8 @@ def run(stage):
         time.sleep(0.05)
 """
 LOADING = "import time\nopen('started', 'w').close()\ntime.sleep(30)\ndef run(stage): pass"
+# As lazy imports of transformers do, whose own error takes the signal's place.
+WRAPPING = LOADING.replace("time.sleep(30)", "\ntry: time.sleep(30)\nexcept BaseException: raise ImportError('no module')")
 STUBBORN = WORKING.replace("time.sleep(0.05)", "time.sleep(30 if step == 1 else 0)").replace("range(200)", "range(3)")
 
 
@@ -153,7 +155,7 @@ def wait_until_started(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("body", [WORKING, LOADING], ids=["working", "loading"])
+@pytest.mark.parametrize("body", [WORKING, LOADING, WRAPPING], ids=["working", "loading", "wrapping"])
 def test_a_signal_ends_with_one_line(body: str, signum: signal.Signals, status: int) -> None:
     process = start(body)
     wait_until_started(process)
