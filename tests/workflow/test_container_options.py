@@ -56,12 +56,15 @@ def test_nothing_of_the_host_gets_in_but_what_is_named(project: Project, tmp_pat
     rows = project.folder / "data/rows.tsv"
     shutil.move(rows, cache / "rows")
     rows.symlink_to(cache / "rows")
+    link = tmp_path / "link"
+    link.symlink_to(project.folder)
     words = asked(
         project,
         programs,
         "--singularity-args=--no-mount=hostfs",
         MLFLOW_TRACKING_PASSWORD="secret",
         LD_PRELOAD_FOR_NOBODY="1",
+        PWD=str(link),  # as a shell says that came here by a link
     )
     assert words[0] == "exec" and words.count("--cleanenv") == 1
     assert "--no-mount=hostfs" in words  # the user's own
@@ -72,6 +75,7 @@ def test_nothing_of_the_host_gets_in_but_what_is_named(project: Project, tmp_pat
     assert not any("secret" in word for word in words)
 
     lines = (programs / "environment").read_text().splitlines()
+    assert f"PWD={project.folder}" in lines
     inside = dict(
         line.removeprefix("APPTAINERENV_").split("=", 1) for line in lines if line.startswith("APPTAINERENV_")
     )

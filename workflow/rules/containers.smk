@@ -77,7 +77,9 @@ def use_containers():
     if runtime is None:
         stop("no Apptainer or Singularity on PATH; type `make apptainer`, or leave --use-singularity out")
     if any(map(str.isspace, IMAGE_FILE)):
-        stop(f"{IMAGE_FILE}: Snakemake takes no image whose path has a space; set POSTTRAIN_CACHE to a folder without one")
+        stop(
+            f"{IMAGE_FILE}: Snakemake takes no image whose path has a space; set POSTTRAIN_CACHE to a folder without one"
+        )
     pass_in(runtime)
     if workflow.is_main_process:  # jobs in processes of their own are given these arguments by this one
         settings = workflow.deployment_settings
