@@ -141,7 +141,9 @@ def run(stage):
 """
 LOADING = "import time\nopen('started', 'w').close()\ntime.sleep(30)\ndef run(stage): pass"
 # As lazy imports of transformers do, whose own error takes the signal's place.
-WRAPPING = LOADING.replace("time.sleep(30)", "\ntry: time.sleep(30)\nexcept BaseException: raise ImportError('no module')")
+WRAPPING = LOADING.replace(
+    "time.sleep(30)", "\ntry: time.sleep(30)\nexcept BaseException: raise ImportError('no module')"
+)
 STUBBORN = WORKING.replace("time.sleep(0.05)", "time.sleep(30 if step == 1 else 0)").replace("range(200)", "range(3)")
 
 

@@ -51,7 +51,7 @@ RULES = """
     model/test_heads.py::test_a_batch_scores_as_its_rows_alone
 14. a reward that is no number leaves its sample out, counted
     trainer/test_online.py::test_samples_without_a_reward_are_left_out_and_counted
-    trainer/test_online.py::test_no_reward_at_all_is_an_error
+    trainer/test_online.py::test_too_many_failed_rewards_are_an_error
     algorithms/test_advantages.py::test_excluded_samples_are_no_part_of_their_group
     stages/test_rank.py::test_scores_that_are_no_numbers_are_left_out_and_counted
 15. micro-batches change neither loss, gradient nor metrics

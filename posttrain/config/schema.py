@@ -218,6 +218,7 @@ class Online(RunBase, Generation):
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: Annotated[float, Field(gt=0)] = 0.2
     truncated_penalty: NonNegative = Field(0.0, description="taken from the reward of a sample cut by the length limit")
+    failed_rewards: Fraction = Field(0.5, description="share of a step's rewards that may be no finite number")
 
 
 class PPO(Online):

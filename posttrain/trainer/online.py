@@ -98,14 +98,18 @@ class OnlineJob(Job):
         """Gives each sample its reward; returns those whose reward is a finite number.
 
         Raises:
-            UserError: there is none.
+            UserError: more than the share `failed_rewards` are not.
         """
         rewards = self.reward.score([(sample.prompt_ids, sample.completion_ids) for sample in samples])
         for sample, reward in zip(samples, rewards.tolist(), strict=True):
             sample.reward = reward
         kept = [sample for sample, reward in zip(samples, rewards.tolist(), strict=True) if math.isfinite(reward)]
-        if not kept:
-            raise UserError(f"none of {len(samples)} rewards is a finite number; look at the reward model's training")
+        failed = len(samples) - len(kept)
+        if failed > self.settings.failed_rewards * len(samples):
+            raise UserError(
+                f"{failed} of {len(samples)} rewards are no finite numbers, more than the share failed_rewards "
+                f"{self.settings.failed_rewards:g}; look at the reward model's training"
+            )
         return kept
 
     @abstractmethod

@@ -177,13 +177,13 @@ def test_a_module_outside_the_slice_is_a_stranger() -> None:
 
 def test_all_slices_are_quick_and_need_no_torch() -> None:
     code = """
-import time; start = time.perf_counter()
+import time; start = time.process_time()
 from posttrain.provenance.code_slice import code_slice
 from posttrain.algorithms.registry import METHODS
 for stage in ("prepare", "sft", "reward_model", "sample", "rank", "evaluate", "compare"): code_slice(stage)
 for method in METHODS: code_slice("post_train", method)
 import sys
-print(time.perf_counter() - start, "torch" in sys.modules)
+print(time.process_time() - start, "torch" in sys.modules)
 """
     best = 10.0
     for _ in range(3):  # the machine may be busy

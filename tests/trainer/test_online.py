@@ -132,10 +132,12 @@ def test_samples_without_a_reward_are_left_out_and_counted(world, tmp_path):
     assert seen[0].advantages[:, 0].tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)] * 3, rel=1e-4)
 
 
-def test_no_reward_at_all_is_an_error(world, tmp_path):
-    job = job_of("ppo", world, tmp_path)
-    job.reward = Judge(lambda p, c: math.nan)
-    with pytest.raises(UserError, match="none of 6 rewards is a finite number"):
+@pytest.mark.parametrize(("failing", "limit"), [(6, 0.5), (4, 0.5), (1, 0.0)])
+def test_too_many_failed_rewards_are_an_error(world, tmp_path, failing, limit):
+    job = job_of("ppo", world, tmp_path, failed_rewards=limit)
+    calls = iter(range(6))
+    job.reward = Judge(lambda p, c: math.nan if next(calls) < failing else 1.0)
+    with pytest.raises(UserError, match=f"{failing} of 6 rewards are no finite numbers.*failed_rewards {limit:g}"):
         job.step(1)
 
 
