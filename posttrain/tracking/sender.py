@@ -320,6 +320,8 @@ def main() -> None:
     """Run the process; its log goes to standard error, a file in the state folder."""
     from filelock import FileLock
 
+    from posttrain.tracking.store import be_brief
+
     _log_masked()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # a library that prints must not break the protocol
@@ -334,8 +336,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # a cluster signals every process of a job: the stage says how it ended
     if hasattr(os, "nice"):
         os.nice(5)
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    be_brief()
     spec = json.loads(sys.stdin.readline())
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, inbox), daemon=True).start()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -36,9 +37,10 @@ def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
     """Create or migrate the store, and find or make the experiment and its parent runs.
 
     A server that does not answer is a warning: stages keep their metrics and make what is missing once it does.
-    Raises UserError where a SQLite store cannot be written.
+    Raises UserError where a SQLite store cannot be written, or MLflow knows no store of such a URI.
     """
     where = destination(config, root)
+    be_brief()
     try:
         with quiet_logging():
             if where.database:
@@ -51,9 +53,18 @@ def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
         if where.database:
             mend = "free some space, mend the file or its folder, or set tracking.uri"
             raise UserError(f"{where.database}: the MLflow store cannot be written ({problem}); {mend}") from error
+        if "unsupported URI" in str(error):
+            text = f"{mask(where.uri)} is no place for MLflow; mend MLFLOW_TRACKING_URI or tracking.uri: sqlite:/// or http://"
+            raise UserError(text) from error
         text = "the MLflow store %s does not answer (%s); metrics stay in each stage's metrics.jsonl"
         log.warning(text, mask(where.uri), problem)
     return where
+
+
+def be_brief() -> None:
+    """Let MLflow give up within seconds on a server that does not answer: its own patience is minutes."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
 
 
 def parent_facts(config: Config) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -88,10 +89,18 @@ def test_the_logging_of_the_process_is_left_alone(tmp_path: Path) -> None:
 def test_a_server_that_does_not_answer_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    begin = time.monotonic()
     with caplog.at_level(logging.WARNING):
         init_store(config(uri="http://ann:secret@127.0.0.1:9"), tmp_path, log)
     assert "does not answer" in caplog.text and "secret" not in caplog.text
+    assert time.monotonic() - begin < 30, "MLflow's own patience is minutes"
+
+
+def test_a_uri_of_no_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"htp://\*\*\*@x is no place for MLflow; mend"):
+        init_store(config(uri="htp://ann:secret@x"), tmp_path, log)
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
