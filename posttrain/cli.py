@@ -166,7 +166,7 @@ def _schema(output: Path | None) -> None:
 
 
 def _verify(folders: Sequence[Path]) -> None:
-    """Hash every file again, whatever is remembered of it."""
+    """Hash every file of every finished stage in the folders again, whatever is remembered of it."""
     import tempfile
 
     from posttrain.provenance import manifest
@@ -174,7 +174,7 @@ def _verify(folders: Sequence[Path]) -> None:
 
     found = []
     with tempfile.TemporaryDirectory() as nowhere:
-        for folder in folders:
+        for folder in (stage for folder in folders for stage in manifest.finished(folder)):
             content = manifest.read(folder)
             faults = manifest.faults(folder, content, DigestCache(Path(nowhere) / "cache.json"))
             found += faults

@@ -109,6 +109,7 @@ def test_verify_says_what_is_wrong_and_where() -> None:
     assert call("fetch_model", "--config", "c.yaml", "--output", "results/x/model").returncode == 0
     done = call("verify", "results/x/model")
     assert done.returncode == 0 and "1 files, no faults" in done.stdout
+    assert call("verify", "results/x").stdout == done.stdout
     Path("results/x/model/model/config.json").write_text("{}")
     assert "results/x/model/model/config.json does not match" in refused(call("verify", "results/x/model"))
 

@@ -49,6 +49,12 @@ def read(folder: Path) -> Manifest:
     return manifest
 
 
+def finished(folder: Path) -> list[Path]:
+    """The folder itself, or the stages' folders below it, which have manifests; the folder again where none has."""
+    below = (path.parent for path in sorted(folder.rglob(MANIFEST)) if not path.is_relative_to(folder / ".state"))
+    return [folder] if (folder / MANIFEST).exists() else list(below) or [folder]
+
+
 def _listing(outputs: Any) -> bool:
     return isinstance(outputs, dict) and all(
         isinstance(entry, dict) and {"sha256", "size"} <= entry.keys() for entry in outputs.values()

@@ -45,7 +45,7 @@ def tie_stages():
     """
     lines = RESULTS / ".state" / "workflows"
     try:
-        os.environ["POSTTRAIN_DIE_WITH_PARENT"] = str(life_line(lines))
+        os.environ.update(POSTTRAIN_DIE_WITH_PARENT=str(life_line(lines)))
     except OSError as error:
         stop_unwritable(lines, error)
 
