@@ -174,7 +174,7 @@ def _verify(folders: Sequence[Path]) -> None:
 
     found = []
     with tempfile.TemporaryDirectory() as nowhere:
-        for folder in (stage for folder in folders for stage in manifest.finished(folder)):
+        for folder in [stage for given in folders for stage in manifest.finished(given)]:
             content = manifest.read(folder)
             faults = manifest.faults(folder, content, DigestCache(Path(nowhere) / "cache.json"))
             found += faults
