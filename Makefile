@@ -10,11 +10,11 @@ HOST_LOCKS := envs/driver.lock envs/cpu.lock
 PEERS := trl verl
 OLDER := .venv-transformers4
 
-.PHONY: help venv run run-containers test lint test-peers transformers4 apptainer ui lock clean
+.PHONY: help venv run run-containers test lint test-peers transformers4 apptainer ui lock data clean
 .DEFAULT_GOAL := help
 
 help: ## show these targets
-	@grep -hE '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 run: venv ## run config.yaml in this machine's environment
 	$(SNAKEMAKE)

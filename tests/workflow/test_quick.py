@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ def stages() -> set[str]:
 
 def test_on_the_host(tmp_path: Path) -> None:
     project = new_project(tmp_path / "project", QUICK)
+    shutil.rmtree(project.folder / "data")  # a fresh clone has none
     project.run()
     found = records(project)
     assert found.keys() == stages()
@@ -63,8 +66,10 @@ def test_in_containers(tmp_path: Path) -> None:
         ]
         assert not foreign, stage
     assert project.planned("--use-singularity") == set()
-    everywhere = project.planned()
-    assert "fetch_model" not in everywhere and "compare" in everywhere
+    everywhere = {"prepare", "sft", "reward_model", "sample", "rank", "evaluate sft", "compare"}
+    everywhere |= {f"{job} {run}" for job in ("post_train", "evaluate") for run in QUICK["runs"]}
+    assert project.planned() == everywhere
+    assert re.search(r"before: .*'image: cpu \w+'.* now: .*'image: host \w+'", project.snakemake("-n").stdout)
     with (project.folder / "envs/cpu.lock").open("a") as file:
         file.write("# edited\n")
     assert project.planned("--use-singularity") == {"image", *everywhere}

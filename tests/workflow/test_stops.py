@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,14 +26,12 @@ def wait_for(condition: Callable[[], bool], what: str, process: subprocess.Popen
         time.sleep(0.1)
 
 
-def kill_in_training(project: Project) -> None:
-    """Start a long PPO run, kill Snakemake without a chance to tidy up once there is a checkpoint; its job ends too."""
-    config = project.config()
-    config["runs"]["ppo"]["steps"] = 100_000
+def kill_in_training(project: Project, config: dict[str, Any], *arguments: str) -> None:
+    """Start a long training, kill Snakemake without a chance to tidy up at the first checkpoint; its job ends too."""
     project.write_config(config)
     state = project.folder / "results/micro/.state"
     process = subprocess.Popen(
-        [str(SNAKEMAKE), "--cores", "2"],
+        [str(SNAKEMAKE), "--cores", "2", *arguments],
         cwd=project.folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -58,8 +57,23 @@ def works_in(process: psutil.Process, folder: Path) -> bool:
         return False
 
 
+def long_ppo(project: Project) -> dict[str, Any]:
+    config = project.config()
+    config["runs"]["ppo"]["steps"] = 100_000
+    return config
+
+
+@pytest.mark.containers
+@pytest.mark.usefixtures("runtime")
+def test_a_killed_snakemake_takes_its_container_along(project: Project) -> None:
+    config = project.config()
+    config["sft"]["steps"] = 100_000
+    kill_in_training(project, config, "--use-singularity")
+    assert "stopped by SIGTERM" in (project.folder / "results/micro/logs/sft.log").read_text()
+
+
 def test_after_a_kill_the_lock_is_explained_and_another_configuration_starts_anew(project: Project) -> None:
-    kill_in_training(project)
+    kill_in_training(project, long_ppo(project))
 
     locked = project.snakemake("--cores", "2", check=False)
     assert locked.returncode != 0
@@ -76,7 +90,7 @@ def test_after_a_kill_the_lock_is_explained_and_another_configuration_starts_ane
 
 
 def test_after_a_kill_the_same_configuration_goes_on(project: Project) -> None:
-    kill_in_training(project)
+    kill_in_training(project, long_ppo(project))
     project.snakemake("--unlock")
     log = project.folder / "results/micro/logs/post_train/ppo.log"
     process = subprocess.Popen(

@@ -12,11 +12,17 @@ CUDA = EXPERIMENT.resources.device == "cuda"
 
 
 # Variables of the user that stages in containers see. All others stay outside.
-PASSED_ON = ("MLFLOW_TRACKING_", "CUDA_VISIBLE_DEVICES", "POSTTRAIN_DIE_WITH_PARENT")
+PASSED_ON = (
+    "MLFLOW_TRACKING_",
+    "CUDA_VISIBLE_DEVICES",
+    "POSTTRAIN_DIE_WITH_PARENT",
+    *("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE"),  # `prepare` may read a data set from the hub
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
 
 
 def on_host(wildcards):
-    """No container, for what only the host has: the network, DVC, Apptainer itself."""
+    """No container, for what only the host has: DVC, the cache of models, Apptainer itself."""
 
 
 def image_param(wildcards):

@@ -7,7 +7,7 @@ rule evaluate:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "eval" / "{name}" / "manifest.json",
+        manifest=RESULTS / "eval" / "{name}" / "manifest.json",
     log:
         LOGS / "evaluate" / "{name}.log",
     wildcard_constraints:

@@ -1,6 +1,6 @@
 rule fetch_model:
     output:
-        RESULTS / "model" / "manifest.json",
+        manifest=RESULTS / "model" / "manifest.json",
     log:
         LOGS / "fetch_model.log",
     container:

@@ -14,6 +14,6 @@ rule image:
         script=lambda wildcards, output: shlex.quote(f"{workflow.basedir}/docker/build_sif.py"),
         name=IMAGE_NAME,
     message:
-        "image: build {output.sif} (about 5 minutes, once)"
+        "image: build {output.sif} (2 to 5 minutes, once)"
     shell:
         "python {params.script} {params.name} {output.sif} 2>&1 | tee {log}"

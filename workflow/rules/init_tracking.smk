@@ -1,7 +1,7 @@
 # Before any job logs: eight jobs that create or migrate one database at once would spoil it.
 rule init_tracking:
     output:
-        RESULTS / "tracking.json",
+        tracking=RESULTS / "tracking.json",
     log:
         LOGS / "init_tracking.log",
     container:

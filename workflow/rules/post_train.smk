@@ -6,7 +6,7 @@ rule post_train:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "runs" / "{run}" / "manifest.json",
+        manifest=RESULTS / "runs" / "{run}" / "manifest.json",
     log:
         LOGS / "post_train" / "{run}.log",
     wildcard_constraints:

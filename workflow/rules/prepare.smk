@@ -5,7 +5,7 @@ rule prepare:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "data" / "manifest.json",
+        manifest=RESULTS / "data" / "manifest.json",
     log:
         LOGS / "prepare.log",
     container:

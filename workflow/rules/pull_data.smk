@@ -3,7 +3,7 @@ rule pull_data:
     input:
         dvc=f"{EXPERIMENT.data.path}.dvc",
     output:
-        RESULTS / "data_verified.json",
+        verified=RESULTS / "data_verified.json",
     log:
         LOGS / "pull_data.log",
     container:

@@ -5,7 +5,7 @@ rule rank:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "preferences" / "manifest.json",
+        manifest=RESULTS / "preferences" / "manifest.json",
     log:
         LOGS / "rank.log",
     container:

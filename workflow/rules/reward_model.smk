@@ -5,7 +5,7 @@ rule reward_model:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "reward_model" / "manifest.json",
+        manifest=RESULTS / "reward_model" / "manifest.json",
     log:
         LOGS / "reward_model.log",
     container:

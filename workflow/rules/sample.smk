@@ -5,7 +5,7 @@ rule sample:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "samples" / "manifest.json",
+        manifest=RESULTS / "samples" / "manifest.json",
     log:
         LOGS / "sample.log",
     container:

@@ -5,7 +5,7 @@ rule sft:
         tracking=TRACKING,
         image=IMAGE,
     output:
-        RESULTS / "sft" / "manifest.json",
+        manifest=RESULTS / "sft" / "manifest.json",
     log:
         LOGS / "sft.log",
     container:
