@@ -25,7 +25,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "rank": ("seed", "model", "rank", "device", "threads"),
     "post_train": ("seed", "model", "run", "device", "threads"),
     "evaluate": ("seed", "model", "evaluation", "device", "threads"),
-    "compare": ("seed", "evaluation"),
+    "compare": ("seed", "evaluation", "flags"),
 }
 
 MAX_SHOWN = 3
@@ -52,6 +52,7 @@ class Slice(BaseModel):
     rank: schema.Rank
     run: schema.Run
     evaluation: schema.Evaluation
+    flags: schema.Flags
     device: str
     threads: int
 
@@ -114,8 +115,8 @@ def resolved_yaml(config: schema.Config) -> str:
 def stage_slice(config: schema.Config, stage: str, run: str | None = None) -> Slice:
     """What `stage` (for post_train: with the entry `run` of `runs:`) may read of `config`.
 
-    The seed of a run wins over the experiment's. `compare` reads only the number of bootstrap resamples, so no other
-    evaluation setting can make it run again by itself. Raises `UserError` where the run is unknown.
+    The seed of a run wins over the experiment's. Of `evaluation`, `compare` reads only the number of resamples, so no
+    other setting there can make it run again by itself. Raises `UserError` where the run is unknown.
     """
     if stage not in SECTIONS:
         raise UserError(f"there is no stage {stage!r}; the stages are {', '.join(SECTIONS)}")

