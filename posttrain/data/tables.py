@@ -15,8 +15,8 @@ from posttrain.errors import UserError
 Row = Mapping[str, Any]
 
 
-def _schema(**columns: pa.DataType) -> pa.Schema:
-    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
+def _schema(nullable: tuple[str, ...] = (), /, **columns: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=name in nullable) for name, kind in columns.items()])
 
 
 _IDS = pa.list_(pa.field("item", pa.int32(), nullable=False))
@@ -39,6 +39,7 @@ SAMPLES = _schema(
 RANKED_PAIRS = _schema(**_PAIR, chosen_score=pa.float64(), rejected_score=pa.float64())
 RANKED_LABELS = _schema(**_LABEL, score=pa.float64())
 EVALUATED = _schema(
+    ("judge", "base_log_prob"),  # null without a judge, and where the base model is untrained
     id=pa.string(),
     prompt_ids=_IDS,
     completion_ids=_IDS,
@@ -46,7 +47,9 @@ EVALUATED = _schema(
     prompt=pa.string(),
     text=pa.string(),
     reward=pa.float64(),
+    judge=pa.float64(),
     kl=pa.float64(),
+    base_log_prob=pa.float64(),
 )
 
 
@@ -55,17 +58,18 @@ def write_table(path: Path, rows: Sequence[Row], schema: pa.Schema) -> None:
 
     Args:
         path: the file to write, replaced if it exists.
-        rows: mappings with exactly the schema's columns, none of them None.
+        rows: mappings with exactly the schema's columns, None only in the nullable ones.
         schema: one of this module's schemas.
 
     Raises:
-        ValueError: a row lacks a column, has one more, or holds None.
+        ValueError: a row lacks a column, has one more, or holds None where it must not.
     """
     names = set(schema.names)
+    filled = [field.name for field in schema if not field.nullable]
     for index, row in enumerate(rows):
-        if row.keys() != names or any(row[name] is None for name in schema.names):
+        if row.keys() != names or any(row[name] is None for name in filled):
             raise ValueError(
-                f"{path.name}: row {index} has {dict(row)}, wanted exactly {schema.names}, none of them None"
+                f"{path.name}: row {index} has {dict(row)}, wanted exactly {schema.names}, no None in {filled}"
             )
     table = pa.Table.from_pylist(list(rows), schema=schema)
     pq.write_table(table, path, version="2.6", compression="snappy", use_dictionary=True, write_statistics=True)

@@ -71,5 +71,7 @@ class Examiner:
             "prompt": prompt["text"],
             "text": self.tokenizer.decode(sample.completion_ids),
             "reward": reward,
+            "judge": None,
             "kl": sum(sample.log_probs) - reference,
+            "base_log_prob": None,
         }

@@ -6,7 +6,11 @@ chapter 11.
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +24,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, the ends of its 95 % interval, and the number of prompts behind it."""
+    """A value, the ends of its 95 % interval, and the number of prompts (or pairs) behind it."""
 
     value: float
     low: float
@@ -52,6 +56,18 @@ def ratio(numerators: ArrayLike, denominators: ArrayLike, resamples: int, seed: 
     return Estimate(float(top.sum() / bottom.sum()), float(low), float(high), len(top))
 
 
+def exponential(found: Estimate) -> Estimate:
+    """exp of a value and of the ends of its interval: percentiles keep their places under a growing function."""
+    return Estimate(math.exp(found.value), math.exp(found.low), math.exp(found.high), found.n)
+
+
+def standard_error(values: ArrayLike) -> Estimate:
+    """Standard error of the mean of independent `values` [N], with no interval of its own; 0 where N is 1."""
+    found = np.asarray(values, dtype=np.float64)
+    error = float(found.std(ddof=1) / math.sqrt(len(found))) if len(found) > 1 else 0.0
+    return Estimate(error, error, error, len(found))
+
+
 def jackknife(value: float, left_out: ArrayLike) -> Estimate:
     """`value` with the normal interval of the jackknife; `left_out` [N] are the values without the i-th entry.
 
@@ -68,6 +84,12 @@ def wins(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     result: Floats = np.where(a > b, 1.0, np.where(a == b, 0.5, 0.0))
     return result
+
+
+def write_estimates(path: Path, estimates: Mapping[str, Estimate]) -> None:
+    """A metrics.json: {name: {value, low, high, n}}."""
+    text = json.dumps({name: found.as_dict() for name, found in estimates.items()}, indent=1, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
 
 
 def _resampled(top: Floats, bottom: Floats, resamples: int, seed: int) -> Floats:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.checkpoint.shards import Shards
@@ -12,7 +10,7 @@ from posttrain.data.tables import EVALUATED, read_table, write_table
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.evaluation.metrics import absolute
 from posttrain.evaluation.sampling import Examiner, held_out
-from posttrain.evaluation.statistics import Estimate
+from posttrain.evaluation.statistics import Estimate, write_estimates
 from posttrain.model.load import load_causal_lm, load_reward_module
 from posttrain.roles.batches import Forward
 from posttrain.roles.reference import Reference
@@ -39,7 +37,7 @@ def run(stage: Stage) -> None:
     rows = sample_and_score(stage, open_examiner(stage), prompts)
     metrics = absolute(rows, settings.bootstrap, stage.seed)
     write_table(stage.out / "samples.parquet", rows, EVALUATED)
-    write_metrics(stage.out / "metrics.json", metrics)
+    write_estimates(stage.out / "metrics.json", metrics)
     report(stage, metrics)
 
 
@@ -77,12 +75,6 @@ def sample_and_score(stage: Stage, examiner: Examiner, prompts: Sequence[Row]) -
     return Shards(stage.state / "shards").run(
         len(starts), work, stage.interrupted, lambda k: stage.log.info("resumed at step %d", k)
     )
-
-
-def write_metrics(path: Path, metrics: dict[str, Estimate]) -> None:
-    """metrics.json: {name: {value, low, high, n}}."""
-    text = json.dumps({name: found.as_dict() for name, found in metrics.items()}, indent=1)
-    path.write_text(text + "\n", encoding="utf-8")
 
 
 def report(stage: Stage, metrics: dict[str, Estimate]) -> None:

@@ -31,7 +31,9 @@ def rows(count: int, shift: float, seed: int) -> list[dict[str, Any]]:
                 "prompt": f"the film {index} <script>alert(1)</script>",
                 "text": " ".join(WORDS[token % len(WORDS)] for token in ids),
                 "reward": float(generator.normal(shift, 1)),
+                "judge": float(generator.normal(shift / 2, 0.5)),
                 "kl": float(abs(generator.normal(4 * abs(shift), 1))),
+                "base_log_prob": float(generator.normal(-3 * len(ids), 1)),
             }
         )
     return made

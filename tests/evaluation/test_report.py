@@ -52,7 +52,7 @@ def test_the_table_holds_values_and_intervals(entries: list[Entry], tmp_path: Pa
     assert [row["run"] for row in rows] == ["sft", "ppo", "dpo", "kto"]
     own, theirs = fake.rows(128, 1.0, 3 + sum(map(ord, "ppo"))), fake.rows(128, 0.0, 3 + sum(map(ord, "sft")))
     gain = sum(a["reward"] - b["reward"] for a, b in zip(own, theirs, strict=True)) / 128
-    wins = sum(a["reward"] > b["reward"] for a, b in zip(own, theirs, strict=True)) / 128
+    wins = sum(a["judge"] > b["judge"] for a, b in zip(own, theirs, strict=True)) / 128
     assert float(rows[1]["reward_gain"]) == pytest.approx(gain, rel=1e-4)
     assert float(rows[1]["win_rate"]) == pytest.approx(wins, rel=1e-4)
     assert float(rows[1]["win_rate_low"]) < wins < float(rows[1]["win_rate_high"])
