@@ -122,6 +122,10 @@ class Model(Section):
     generation_dtype: Precision | None = Field(None, description="of generation, where another is faster than dtype")
     trust_remote_code: bool = False
 
+    def for_generation(self) -> Model:
+        """The same, at the precision of generation."""
+        return self.model_copy(update={"dtype": self.generation_dtype or self.dtype})
+
 
 class Generation(Section):
     """Sampling for training and evaluation: temperature alone."""

@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from posttrain.model.layers import Recall, recalled
 from posttrain.model.logits import selected_log_probs
 
 Row = tuple[Sequence[int], Sequence[int]]  # prompt ids, completion ids
@@ -25,7 +26,8 @@ class SequenceBatch:
     """B rows of P prompt columns and R response columns.
 
     `input_ids`, `attention_mask` (1 is a real token) and `position_ids` are [B, P + R] int64, `response_mask` is [B, R]
-    bool, `prompt_width` is P, and `rows` are the rows' indices in the list that the batch was made from.
+    bool, `prompt_width` is P, and `rows` are the rows' indices in the list that the batch was made from. `recall` holds
+    what frozen first layers make of the batch, where that is known already.
     """
 
     input_ids: Tensor
@@ -34,6 +36,7 @@ class SequenceBatch:
     position_ids: Tensor
     prompt_width: int
     rows: tuple[int, ...]
+    recall: Recall | None = None
 
     @property
     def response_ids(self) -> Tensor:
@@ -111,6 +114,12 @@ def model_inputs(module: nn.Module, batch: SequenceBatch) -> dict[str, Any]:
     return inputs
 
 
+def forward(module: nn.Module, batch: SequenceBatch, **arguments: Any) -> Any:
+    """The module's output for the batch, its frozen first layers recalled where the batch holds their work."""
+    with recalled(module, batch.recall):
+        return module(**model_inputs(module, batch), **arguments)
+
+
 def accepts(module: nn.Module, argument: str) -> bool:
     """Whether the module's forward has a parameter of this name."""
     return argument in inspect.signature(module.forward).parameters
@@ -137,7 +146,7 @@ def token_log_probs(
     """
     columns = batch.response_mask.shape[1] + 1
     keep = {"logits_to_keep": columns} if accepts(model, "logits_to_keep") else {}
-    logits = model(**model_inputs(model, batch), **keep).logits[:, -columns:]
+    logits = forward(model, batch, **keep).logits[:, -columns:]
     line, column = batch.response_mask.nonzero(as_tuple=True)
     flat = logits.reshape(-1, logits.shape[-1])
     targets = batch.response_ids[line, column]

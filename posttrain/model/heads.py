@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from posttrain.model.batch import SequenceBatch, model_inputs
+from posttrain.model.batch import SequenceBatch, forward
 
 
 class RewardModule(nn.Module):
@@ -87,5 +87,5 @@ def _trunk(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _hidden_states(trunk: PreTrainedModel, batch: SequenceBatch) -> Tensor:
-    states: Tensor = trunk(**model_inputs(trunk, batch)).last_hidden_state
+    states: Tensor = forward(trunk, batch).last_hidden_state
     return states

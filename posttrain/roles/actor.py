@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from posttrain.config.schema import Training
 from posttrain.model.batch import Row, token_log_probs
+from posttrain.model.layers import train_last
 from posttrain.roles.batches import Forward, Unit, per_token, split
 from posttrain.roles.learner import Learner, Metrics, Stats
 
@@ -22,6 +23,7 @@ class Actor:
     def __init__(self, model: PreTrainedModel, settings: Training, forward: Forward) -> None:
         self.model = model
         self.forward = forward
+        self.frozen_layers = train_last(model, settings.train_layers)
         self.learner = Learner(model, settings, settings.learning_rate)
 
     def log_probs(self, rows: Sequence[Row]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.model.batch import Row, SequenceBatch, collate, microbatches
+from posttrain.model.frozen import FrozenLayers
 
 Unit = Sequence[Row]
 """Rows that go through one forward pass together: one row, or the two completions of a pair."""
@@ -16,12 +18,16 @@ Unit = Sequence[Row]
 
 @dataclass(frozen=True)
 class Forward:
-    """How a role runs its model: padding id, tokens of one forward pass, device, and the sampling temperature."""
+    """How a role runs its model: padding id, tokens of one forward pass, device, and the sampling temperature.
+
+    `frozen` is the work of its first layers, where that is kept.
+    """
 
     pad_id: int
     microbatch_tokens: int
     device: str = "cpu"
     temperature: float = 1.0
+    frozen: FrozenLayers | None = None
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,10 @@ def split(units: Sequence[Unit], forward: Forward) -> Iterator[Microbatch]:
     # A unit of n rows counts as one row of n times its width: n rows of that width have as many tokens.
     lengths = [(len(unit) * max(len(p) for p, _ in unit), len(unit) * max(len(c) for _, c in unit)) for unit in units]
     for index in microbatches(lengths, forward.microbatch_tokens):
-        batch = collate([row for i in index for row in units[i]], forward.pad_id).to(forward.device)
+        rows = [row for i in index for row in units[i]]
+        batch = collate(rows, forward.pad_id).to(forward.device)
+        if forward.frozen is not None:
+            batch = dataclasses.replace(batch, recall=forward.frozen.recall(batch, rows))
         yield Microbatch(torch.tensor(index, device=forward.device), batch)
 
 

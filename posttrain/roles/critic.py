@@ -9,6 +9,7 @@ from torch import Tensor
 from posttrain.config.schema import Training
 from posttrain.model.batch import Row
 from posttrain.model.heads import ValueModule
+from posttrain.model.layers import train_last
 from posttrain.roles.actor import TokenLoss
 from posttrain.roles.batches import Forward, per_token, split
 from posttrain.roles.learner import Learner, Metrics, Stats
@@ -20,6 +21,7 @@ class Critic:
     def __init__(self, module: ValueModule, settings: Training, peak_rate: float, forward: Forward) -> None:
         self.module = module
         self.forward = forward
+        train_last(module, settings.train_layers, [module.head])
         self.learner = Learner(module, settings, peak_rate)
 
     def values(self, rows: Sequence[Row]) -> Tensor:

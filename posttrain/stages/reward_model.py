@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.model.export import export_reward_module
 from posttrain.model.heads import RewardModule
+from posttrain.model.layers import train_last
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.batches import Forward, Unit
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.comparison import RewardPairs
+from posttrain.trainer.frozen import keep_frozen
 from posttrain.trainer.rows import read_rows, validation_rows
 from posttrain.trainer.trainer import Trainer
 
@@ -27,7 +29,10 @@ def run(stage: Stage) -> None:
     model = load_causal_lm(folder, stage.config.model, stage.device)
     pairs = read_pairs(stage, "train", model)
     module = RewardModule.from_causal_lm(model, derive(stage.seed, "reward head"))
+    frozen = train_last(module, settings.train_layers, [module.score])
     forward = Forward(load_tokenizer(folder).pad_id, settings.microbatch_tokens, stage.device)
+    if settings.steps * settings.minibatch >= 2 * len(pairs):  # else most rows are seen once
+        forward = keep_frozen(stage, forward, module, frozen, [row for pair in pairs for row in pair])
     job = RewardPairs(module, pairs, settings, forward, stage.seed)
     Trainer(stage, settings, job).run()
     validation = validation_rows(read_pairs(stage, "validation", model), stage.seed)

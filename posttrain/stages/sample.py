@@ -46,7 +46,9 @@ def sample(stage: Stage, prompts: list[Prompt]) -> list[dict[str, Any]]:
     settings = stage.config.sample
     folder = stage.inputs["sft"] / "model"
     tokenizer = load_tokenizer(folder)
-    rollout = RolloutManager(TransformersEngine(load_causal_lm(folder, stage.config.model, stage.device)))
+    rollout = RolloutManager(
+        TransformersEngine(load_causal_lm(folder, stage.config.model.for_generation(), stage.device))
+    )
     sampling = Sampling(settings.max_new_tokens, settings.temperature, tokenizer.eos_id, settings.generation_batch)
     by_length = sorted(prompts, key=lambda prompt: len(prompt[1]))
     size = max(1, settings.generation_batch // settings.samples_per_prompt)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from posttrain.algorithms.aggregate import Mode, aggregate, normaliser
 from posttrain.algorithms.kl import k3
@@ -17,6 +20,8 @@ from posttrain.config.schema import Online
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.errors import UserError
 from posttrain.model.batch import Row
+from posttrain.model.frozen import FrozenLayers
+from posttrain.model.layers import share_first
 from posttrain.model.load import load_causal_lm, load_reward_module
 from posttrain.roles.actor import Actor, TokenLoss
 from posttrain.roles.batches import Forward, response_mask
@@ -29,6 +34,7 @@ from posttrain.rollout.manager import RolloutManager
 from posttrain.rollout.transformers_engine import TransformersEngine
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.context import Context
+from posttrain.trainer.distance import over_budget
 from posttrain.trainer.metrics import mean_metrics, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest, permutation
 from posttrain.trainer.rows import training_prompts
@@ -71,12 +77,18 @@ class OnlineJob(Job):
         )
         model = load_causal_lm(folder, context.config.model, device)
         self.actor = Actor(model, self.settings, self.forward)
-        self.rollout = RolloutManager(TransformersEngine(model))
+        self.frozen: FrozenLayers | None = None
+        if self.actor.frozen_layers:
+            budget = self.settings.microbatch_tokens
+            self.frozen = FrozenLayers(model, self.actor.frozen_layers, tokenizer.pad_id, budget, device)
+        self.actor.forward = self.forward_of(model)
+        self.rollout = RolloutManager(TransformersEngine(self._generating_model(model, folder)))
         self.reference: Reference | None = None
-        if self.settings.kl_coef > 0:
-            self.reference = Reference(load_causal_lm(folder, context.config.model, device), self.forward)
+        if self.settings.kl_coef > 0 or self.settings.kl_budget is not None:
+            reference = load_causal_lm(folder, context.config.model, device)
+            self.reference = Reference(reference, self.forward_of(reference))
         judge = load_reward_module(context.inputs["reward_model"] / "model", context.config.model, device)
-        self.reward = RewardModel(judge, self.forward)
+        self.reward = RewardModel(judge, self.forward_of(judge))
         self.buffer = ReplayBuffer()
         self.prompts = training_prompts(context)
         self.order = Order(context.seed, len(self.prompts), self.settings.prompts_per_step)
@@ -88,11 +100,32 @@ class OnlineJob(Job):
         prompts = [self.prompts[i] for i in self.order.rows(step)]
         seed = derive(self.context.seed, "rollout", step)
         samples = self.rollout.generate(prompts, self.settings.samples_per_prompt, self.sampling, seed)
+        if self.frozen is not None:
+            self.frozen.keep(rows_of(samples))
         self.buffer.add(self.score(samples))
         experience = self.estimate(self.buffer.take())
-        metrics = self.update(experience, step)
+        metrics, tokens = rollout_metrics(samples), tokens_of([experience.rows])
+        if experience.reference is not None:
+            metrics["rollout/kl"] = self.distance(experience)
+            self.ended = over_budget(self.context, step, metrics["rollout/kl"], self.settings.kl_budget)
+        if self.ended:  # these samples are from a policy that is far enough
+            return metrics, tokens
+        metrics.update(self.update(experience, step))
         self.rollout.load_weights(self.actor.stream_weights())
-        return {**rollout_metrics(samples), **metrics}, tokens_of([experience.rows])
+        return metrics, tokens
+
+    def forward_of(self, module: nn.Module) -> Forward:
+        """How a role runs its model: with the policy's frozen layers kept, where the model has the same ones."""
+        if self.frozen is None or not share_first(self.actor.model, module, self.actor.frozen_layers):
+            return self.forward
+        return dataclasses.replace(self.forward, frozen=self.frozen)
+
+    def _generating_model(self, model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+        """The policy itself, or a copy where generation has a precision of its own."""
+        settings = self.context.config.model
+        if settings.for_generation() == settings:
+            return model
+        return load_causal_lm(folder, settings.for_generation(), self.context.device)
 
     def score(self, samples: Sequence[Sample]) -> list[Sample]:
         """Gives each sample its reward; returns those whose reward is a finite number.
@@ -100,7 +133,7 @@ class OnlineJob(Job):
         Raises:
             UserError: more than the share `failed_rewards` are not.
         """
-        rewards = self.reward.score([(sample.prompt_ids, sample.completion_ids) for sample in samples])
+        rewards = self.reward.score(rows_of(samples))
         for sample, reward in zip(samples, rewards.tolist(), strict=True):
             sample.reward = reward
         kept = [sample for sample, reward in zip(samples, rewards.tolist(), strict=True) if math.isfinite(reward)]
@@ -122,7 +155,7 @@ class OnlineJob(Job):
 
     def tensors(self, samples: Sequence[Sample]) -> Experience:
         """The samples as an experience with zero advantages; the reference's log-probabilities where it is needed."""
-        rows: list[Row] = [(sample.prompt_ids, sample.completion_ids) for sample in samples]
+        rows = rows_of(samples)
         mask = response_mask(rows, self.forward.device)
         sampled = torch.zeros(mask.shape, device=mask.device)
         sampled[mask] = torch.tensor([p for sample in samples for p in sample.log_probs], device=mask.device)
@@ -137,6 +170,13 @@ class OnlineJob(Job):
             advantages=torch.zeros(mask.shape, device=mask.device),
             reference=self.reference.log_probs(rows) if self.reference else None,
         )
+
+    def distance(self, experience: Experience) -> float:
+        """KL(policy || SFT) in nats per sequence, by k3 on the step's samples."""
+        policy = experience.sampled if experience.old is None else experience.old
+        assert experience.reference is not None
+        whole = k3(policy, experience.reference, experience.mask).sum()
+        return float(whole / experience.mask.any(-1).sum())
 
     def one_update(self, rows: Sequence[Row]) -> bool:
         """Whether the step has one optimiser step only."""
@@ -192,6 +232,11 @@ class OnlineJob(Job):
         self.rollout.load_weights(self.actor.stream_weights())
         self.rollout.load_state_dict(counters["rollout"])
         self.buffer.load_state_dict(counters["buffer"])
+
+
+def rows_of(samples: Sequence[Sample]) -> list[Row]:
+    """(prompt, completion) of each sample."""
+    return [(sample.prompt_ids, sample.completion_ids) for sample in samples]
 
 
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:

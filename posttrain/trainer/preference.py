@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from posttrain.model.batch import Row
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.actor import Actor
 from posttrain.roles.batches import Forward
+from posttrain.roles.learner import Metrics
 from posttrain.roles.reference import Reference
 from posttrain.trainer.context import Context
+from posttrain.trainer.distance import Probe, over_budget
+from posttrain.trainer.frozen import keep_frozen
 from posttrain.trainer.order import Order, data_digest
 from posttrain.trainer.progress import ProgressReport
 from posttrain.trainer.rows import read_rows
@@ -40,21 +44,36 @@ class PreferenceJob(Job):
         self.settings: Offline = context.config.run
         folder = context.inputs["sft"] / "model"
         self.forward = Forward(load_tokenizer(folder).pad_id, self.settings.microbatch_tokens, context.device)
-        self.model = load_causal_lm(folder, context.config.model, context.device)
+        self.actor = Actor(load_causal_lm(folder, context.config.model, context.device), self.settings, self.forward)
+        self.learners = {"actor": self.actor.learner}
+        budgeted = self.settings.kl_budget is not None
+        self.probe = Probe(context, self.settings, self.actor) if budgeted else None
+
+    def step(self, step: int) -> tuple[Metrics, int]:
+        """One optimiser step; where there is a KL budget, now and then the distance from the SFT model."""
+        metrics, tokens = self.train_step(step)
+        if self.probe is not None and step % self.settings.kl_probe.every == 0:
+            metrics["rollout/kl"] = self.probe.distance()
+            self.ended = over_budget(self.context, step, metrics["rollout/kl"], self.settings.kl_budget)
+        return metrics, tokens
+
+    @abstractmethod
+    def train_step(self, step: int) -> tuple[Metrics, int]:
+        """One optimiser step: its metrics, and the number of tokens that it worked on."""
 
     def rows_of(self, table: str, completions: Sequence[str]) -> list[dict[str, Any]]:
         """Training rows of `pairs` or `labels`, made by `rank` or given in the data, whichever the run names."""
         source = "preferences" if self.settings.preferences == "ranked" else "data"
-        return read_rows(self.context.inputs[source] / f"{table}.parquet", "train", completions, self.model)
+        return read_rows(self.context.inputs[source] / f"{table}.parquet", "train", completions, self.actor.model)
 
     def begin(self, total: int, rows: Sequence[Row]) -> Tensor:
-        """Sets up the order of `total` samples and the actor; returns the reference's sums for all `rows` [N], nats."""
+        """Sets up the order of `total` samples; returns the reference's sums for all `rows` [N], nats."""
         self.order = Order(self.context.seed, total, self.settings.minibatch)
         self.data = data_digest(rows)
-        reference = reference_log_probs(self.context, Reference(self.model, self.forward), rows, self.data)
-        self.actor = Actor(self.model, self.settings, self.forward)
-        self.learners = {"actor": self.actor.learner}
-        return reference
+        model = self.actor.model
+        self.forward = keep_frozen(self.context, self.forward, model, self.actor.frozen_layers, rows)
+        self.actor.forward = self.forward
+        return reference_log_probs(self.context, Reference(model, self.forward), rows, self.data)
 
 
 def reference_log_probs(context: Context, reference: Reference, rows: Sequence[Row], data: str) -> Tensor:

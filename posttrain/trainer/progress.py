@@ -46,13 +46,13 @@ class ProgressReport:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, done: int, note: str = "") -> None:
-        """`done` units are behind us now; `note` says how it goes."""
-        self._done = done
+    def advance(self, done: int, note: str = "", total: int | None = None) -> None:
+        """`done` units are behind us now; `note` says how it goes; `total`, where it is only known now."""
+        self._done, self._total = done, total or self._total
         now = time.monotonic()
         rate = (done - self._first) / max(now - self._started, 1e-9)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, note=f"{rate:.2f} {self._unit}/s {note}")
+            self._bar.update(self._task, completed=done, total=self._total, note=f"{rate:.2f} {self._unit}/s {note}")
         elif now - self._last_line >= SECONDS_BETWEEN_LINES or done >= self._total:
             self._last_line = now
             left = (self._total - done) / rate if rate else 0.0

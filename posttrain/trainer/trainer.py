@@ -27,6 +27,8 @@ class Job(ABC):
     order: Order
     data: str
     """Digest of the rows that `order` counts."""
+    ended: bool = False
+    """Set by a step after which no other is to come: a KL budget is spent."""
 
     @abstractmethod
     def step(self, step: int) -> tuple[Metrics, int]:
@@ -42,7 +44,7 @@ class Job(ABC):
 
 
 class Trainer:
-    """Runs `settings.steps` steps of a job, of which those before the last checkpoint may be behind us.
+    """Runs `settings.steps` steps of a job, or fewer where it ends itself; some may be behind us, in a checkpoint.
 
     The random state of each step is set from the seed and the step's number. So a run that was killed and started again
     gives the bytes of one that was not.
@@ -53,7 +55,7 @@ class Trainer:
         self._checkpoints = Checkpoints(context.state / "checkpoints")
 
     def run(self) -> None:
-        """Trains to the last step; a checkpoint of it exists when this returns.
+        """Trains to the last step, or to the one that ends the job; a checkpoint of it exists when this returns.
 
         Raises:
             Interrupted: the stage was asked to stop; a checkpoint of the last whole step exists.
@@ -63,11 +65,14 @@ class Trainer:
         title = self._context.run_name or self._context.name
         with ProgressReport(self._context.log, title, self._settings.steps, "steps", done) as progress:
             for step in range(done + 1, self._settings.steps + 1):
+                if self._job.ended:
+                    break
                 metrics = self._step(step)
                 self._context.tracker.log(step, metrics)
                 progress.advance(step, _note(metrics))
                 stop = self._context.interrupted()
-                if stop or step % self._settings.checkpoint_every == 0 or step == self._settings.steps:
+                last = step == self._settings.steps or self._job.ended
+                if stop or last or step % self._settings.checkpoint_every == 0:
                     self._checkpoints.save(step, self._tensors(), self._counters(step))
                 if stop:
                     raise Interrupted
@@ -86,7 +91,7 @@ class Trainer:
         own, counters, tensors = self._job.counters(), self._counters(saved.step), self._tensors()
         _same_keys("counter", saved.counters, counters)
         _same_keys("tensor", saved.tensors, tensors)
-        for name in counters.keys() - own.keys():
+        for name in counters.keys() - own.keys() - {"ended"}:
             if saved.counters[name] != counters[name]:
                 raise UserError(
                     f"{self._context.state}: the checkpoint of step {saved.step} has {name} {saved.counters[name]!r}, "
@@ -95,6 +100,7 @@ class Trainer:
         for role, learner in self._job.learners.items():
             learner.load(_unprefixed(role, saved.tensors))
         self._job.restored({name: saved.counters[name] for name in own})
+        self._job.ended = saved.counters["ended"]
         self._context.log.info("resumed at step %d", saved.step)
         return saved.step
 
@@ -107,13 +113,15 @@ class Trainer:
 
     def _counters(self, step: int) -> dict[str, Any]:
         place = self._job.order.position(step)
-        return {**self._job.counters(), **place, "data": self._job.data, "seed": self._context.seed}
+        whole = {"ended": self._job.ended, "data": self._job.data, "seed": self._context.seed}
+        return {**self._job.counters(), **place, **whole}
 
 
 def _note(metrics: Metrics) -> str:
     """What a person watches: the reward where there is one (a policy loss says nothing), else the loss."""
     if "rollout/reward" in metrics:
-        return f"reward {metrics['rollout/reward']:.4g}"
+        away = f", KL {metrics['rollout/kl']:.3g}" if "rollout/kl" in metrics else ""
+        return f"reward {metrics['rollout/reward']:.4g}{away}"
     return f"loss {metrics['train/loss']:.4g}"
 
 

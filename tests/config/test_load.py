@@ -54,7 +54,7 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ("kl_coef", "kl_coeff", ["runs.ppo.kl_coeff", "nearest is runs.ppo.kl_coef"]),
         ("experiment: x", "experiment: x\nsead: 3", ["sead", "nearest is seed"]),
         ("form: ratings", "form: ratings, fyle: b", ["data.sources.0.fyle", "nearest is data.sources.0.file"]),
-        ("method: dpo", "method: dpo, vf_coef: 1", ["runs.dpo.kl_coef", "the keys here are", "beta"]),
+        ("method: dpo", "method: dpo, vf_coef: 1", ["runs.dpo.vf_coef", "the keys here are", "beta"]),
         ("method: dpo", "method: dpoo", ["runs.dpo.method", "'dpoo'", "did you mean 'dpo'", "kto, ppo, grpo"]),
         ("{method: dpo}", "{beta: 1}", ["runs.dpo.method is missing", "dpo, kto, ppo, grpo"]),
         ("dpo: {method: dpo}", "dpo:", ["runs.dpo", "mapping"]),

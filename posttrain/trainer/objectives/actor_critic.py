@@ -46,7 +46,7 @@ class ActorCritic(OnlineJob):
         super().__init__(context, parts)
         folder = context.inputs["reward_model"] / "model"
         module = ValueModule.from_reward(load_reward_module(folder, context.config.model, context.device))
-        self.critic = Critic(module, self.settings, self.settings.critic_learning_rate, self.forward)
+        self.critic = Critic(module, self.settings, self.settings.critic_learning_rate, self.forward_of(module))
         self.learners = {"actor": self.actor.learner, "critic": self.critic.learner}
 
     def estimate(self, samples: Sequence[Sample]) -> ValuedExperience:

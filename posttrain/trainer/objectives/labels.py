@@ -36,7 +36,7 @@ class Labels(PreferenceJob):
         reference = self.begin(len(self.rows), [*self.rows, *self.mismatched])
         self.reference, self.mismatched_reference = reference.split(len(self.rows))
 
-    def step(self, step: int) -> tuple[Metrics, int]:
+    def train_step(self, step: int) -> tuple[Metrics, int]:
         """One pass over the mismatched completions without gradient, then one optimiser step."""
         numbers = self.order.rows(step)
         units = [(self.rows[i],) for i in numbers]

@@ -26,7 +26,7 @@ class Pairs(PreferenceJob):
         context.log.info("%d pairs to train on", len(self.pairs))
         self.reference = self.begin(len(self.pairs), [row for pair in self.pairs for row in pair]).view(-1, 2)
 
-    def step(self, step: int) -> tuple[Metrics, int]:
+    def train_step(self, step: int) -> tuple[Metrics, int]:
         """One optimiser step."""
         numbers = self.order.rows(step)
         units = [self.pairs[i] for i in numbers]

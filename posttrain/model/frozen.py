@@ -1,0 +1,85 @@
+"""The work of frozen layers, done once.
+
+Where only the last layers train, the models of a run (policy, reference, reward model, critic) have the first layers in
+common. What these make of a row is computed once and recalled wherever the row goes through one of the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posttrain.model.batch import Row, SequenceBatch, collate, microbatches, model_inputs
+from posttrain.model.layers import Recall, decoder_layers, trunk_of
+
+# Of all rows together. Rows that need more are not kept: the frozen layers then work in every forward pass.
+MOST_BYTES = 1 << 30
+
+
+class FrozenLayers:
+    """What the first `depth` layers of `model`, none of which trains, make of some rows.
+
+    A row is known by its ids, and kept without padding. The batches in which rows are computed (of at most `tokens`
+    tokens, padding included) depend on the rows that are asked for alone, so that a resumed run gets the same numbers.
+    """
+
+    def __init__(self, model: nn.Module, depth: int, pad_id: int, tokens: int, device: str) -> None:
+        self._trunk, self._last, self._depth = trunk_of(model), decoder_layers(model)[depth - 1], depth
+        self._pad_id, self._tokens, self._device = pad_id, tokens, device
+        self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._as_tuple = False
+
+    @torch.no_grad()
+    def keep(self, rows: Sequence[Row], each: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Computes `rows` in place of all that is kept; `each` is told how many batches of how many are done."""
+        distinct = {_key(row): row for row in rows}
+        keys, distinct_rows = list(distinct), list(distinct.values())
+        self._kept = {}
+        tokens = sum(map(len, keys))
+        if tokens * self._trunk.config.hidden_size * self._trunk.dtype.itemsize > MOST_BYTES:
+            return
+        groups = microbatches([(len(prompt), len(completion)) for prompt, completion in distinct_rows], self._tokens)
+        for done, group in enumerate(groups, start=1):
+            batch = collate([distinct_rows[i] for i in group], self._pad_id).to(self._device)
+            for i, states, mask in zip(group, self._run(batch), batch.attention_mask.bool(), strict=True):
+                self._kept[keys[i]] = states[mask]
+            each(done, len(groups))
+
+    def recall(self, batch: SequenceBatch, rows: Sequence[Row]) -> Recall | None:
+        """The hidden states of the batch of these rows; None where one of them is not kept."""
+        found = [self._kept.get(_key(row)) for row in rows]
+        known = [states for states in found if states is not None]
+        if len(known) < len(found):
+            return None
+        mask = batch.attention_mask.bool()
+        hidden = known[0].new_zeros(*mask.shape, known[0].shape[-1])
+        hidden[mask] = torch.cat(known)
+        return Recall(hidden, self._depth, self._as_tuple)
+
+    def _run(self, batch: SequenceBatch) -> Tensor:
+        """Hidden states [B, T, H] after the last frozen layer; the layers above it do not run."""
+
+        def stop(_: nn.Module, __: Any, output: Any) -> None:
+            self._as_tuple = isinstance(output, tuple)
+            raise _ReachedError(output[0] if self._as_tuple else output)
+
+        handle = self._last.register_forward_hook(stop)
+        try:
+            self._trunk(**model_inputs(self._trunk, batch))
+        except _ReachedError as reached:
+            return reached.hidden
+        finally:
+            handle.remove()
+        raise AssertionError("the forward pass did not come to its layers")
+
+
+class _ReachedError(Exception):
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+def _key(row: Row) -> tuple[int, ...]:
+    return (*row[0], *row[1])
