@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file as a folder in transformers' form: byte-level BPE, its special tokens, its chat template."""
+"""The tokenizer of a GGUF file in transformers' form: byte-level BPE, its special tokens, its chat template."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 NAMED = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "pad_token": "padding_token_id"}
 
 
-def write_tokenizer(facts: Mapping[str, Any], source: str, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, which transformers 4.51 and 5 read alike; the same bytes each time.
+def write_tokenizer(facts: Mapping[str, Any], source: str, folder: Path) -> dict[str, int]:
+    """Write tokenizer.json and tokenizer_config.json, which transformers 4.51 and 5 read alike; always the same bytes.
 
     The special tokens are the file's own. A chat model's eos is what ends a turn (ChatML's <|im_end|>), and plain text
     ends with it too: generation stops at one token, which SFT teaches for either, and a base's end of document
@@ -32,17 +32,21 @@ def write_tokenizer(facts: Mapping[str, Any], source: str, folder: Path) -> None
         source: the file, for messages.
         folder: an existing folder.
 
+    Returns:
+        The special tokens' ids by their name in config.json (`eos_token_id`); an id that no token has is left out.
+
     Raises:
-        UserError: another kind of tokenizer, or tables that do not fit together.
+        UserError: another kind of tokenizer, tables that do not fit together, or no eos.
     """
-    tokens: list[str] = facts[f"{PREFIX}tokens"]
     fast = _byte_level(facts, source)
+    tokens: list[str] = facts[f"{PREFIX}tokens"]
     kinds: list[int] = facts[f"{PREFIX}token_type"]
-    special = [token for token, kind in zip(tokens, kinds, strict=False) if kind in (UNKNOWN, CONTROL)]
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (UNKNOWN, CONTROL)]
     fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    own = [token for token, kind in zip(tokens, kinds, strict=False) if kind == USER_DEFINED]
+    own = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
     fast.add_tokens([AddedToken(token, normalized=False) for token in own])
-    names = {name: tokens[facts[PREFIX + key]] for name, key in NAMED.items() if PREFIX + key in facts}
+    ids = {name: facts.get(PREFIX + key, len(tokens)) for name, key in NAMED.items()}
+    names = {name: tokens[place] for name, place in ids.items() if place < len(tokens)}
     if "eos_token" not in names:
         raise UserError(f"{source} names no eos token, and completions must end; choose another model")
     fast.post_processor = _post_processor(facts, names, fast)
@@ -58,6 +62,7 @@ def write_tokenizer(facts: Mapping[str, Any], source: str, folder: Path) -> None
         settings["chat_template"] = facts["tokenizer.chat_template"]
     text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return {f"{name}_id": ids[name] for name in names}
 
 
 def _byte_level(facts: Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
@@ -70,12 +75,12 @@ def _byte_level(facts: Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
     tokens: list[str] = facts[f"{PREFIX}tokens"]
     vocabulary = {token: place for place, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in facts[f"{PREFIX}merges"]]
-    if len(vocabulary) < len(tokens):
-        raise UserError(f"{source}: its tokenizer has a token twice; fetch the file again")
+    if not len(vocabulary) == len(tokens) == len(facts[f"{PREFIX}token_type"]):
+        raise UserError(f"{source}: its tokenizer has a token twice, or one without a type; choose another file")
     try:
         fast = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     except Exception as fault:  # tokenizers raises bare Exception
-        raise UserError(f"{source}: its tokenizer does not fit together ({fault}); fetch the file again") from None
+        raise UserError(f"{source}: its tokenizer does not fit together ({fault}); choose another file") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
     fast.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if DIGITS_ALONE[pre] else byte_level

@@ -1,7 +1,7 @@
 """A GGUF file of the Llama architecture as a model folder in transformers' form, float32.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Rows of q and k are stored in another order than
-transformers': there the two halves of a head's rotary pairs stand one after the other, here each pair stands together.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. It keeps the rows of q and k in another order: the
+two rows of each rotary pair side by side, where transformers has the first rows of a head's pairs, then the second ones.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from posttrain.data.gguf_tokenizer import write_tokenizer
 from posttrain.errors import UserError
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 ARCHITECTURE = "llama"
-# Keys of the architecture that are read, and those that repeat what the tensors' shapes say. Any other one changes the
-# model in a way that is not done here.
-READ = {
+# Keys of the architecture that are read, or that repeat what the tensors' shapes say. Any other one changes the model in
+# a way that is not done here.
+KNOWN = {
     "context_length",
     "embedding_length",
     "block_count",
@@ -32,11 +33,13 @@ READ = {
     "attention.head_count",
     "attention.head_count_kv",
     "attention.key_length",
+    "attention.value_length",
     "attention.layer_norm_rms_epsilon",
     "rope.freq_base",
     "rope.dimension_count",
+    "vocab_size",
 }
-REPEATED = {"vocab_size", "attention.value_length"}
+OTHER_FORM = "give this model as a folder in transformers' form"
 # Bytes of one file of weights: what is held in memory, twice.
 SHARD = 1 << 30
 
@@ -51,6 +54,14 @@ class _Facts(dict[str, Any]):
     def __missing__(self, key: str) -> Any:
         raise UserError(f"{self.file} has no {key}; choose a GGUF file with a whole language model and its tokenizer")
 
+    def count(self, key: str, default: int | None = None) -> int:
+        """A number of the architecture's that holds for all layers."""
+        name = f"{ARCHITECTURE}.{key}"
+        value = self[name] if default is None else self.get(name, default)
+        if not isinstance(value, int) or value < 1:
+            raise UserError(f"{self.file}: {name} is {value!r}, and one number for all layers is known; {OTHER_FORM}")
+        return value
+
 
 def convert(file: Path, folder: Path) -> None:
     """Write config.json, the dequantised weights and the tokenizer into `folder`; the same bytes each time.
@@ -64,8 +75,8 @@ def convert(file: Path, folder: Path) -> None:
     facts = _Facts(file, reader)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config = _config(facts, tied="output.weight" not in tensors)
-    _write_json(folder / "config.json", config)
-    write_tokenizer(facts, str(file), folder)
+    ids = write_tokenizer(facts, str(file), folder)
+    _write_json(folder / "config.json", {**config, **ids})
     _save(_weights(tensors, config, file), folder)
 
 
@@ -74,59 +85,42 @@ def _open(file: Path) -> GGUFReader:
 
     try:
         return GGUFReader(file)
-    except (ValueError, IndexError) as fault:  # what numpy makes of a file that is cut off
-        raise UserError(f"{file} is not a whole GGUF file ({fault}); fetch it again") from None
+    except (ValueError, IndexError, KeyError, OverflowError):  # what the reader makes of a file that is cut off
+        raise UserError(f"{file} is not a whole GGUF file; fetch it again") from None
 
 
 def _config(facts: _Facts, tied: bool) -> dict[str, Any]:
-    """config.json's content under the names of transformers 4, which 5 reads as well."""
+    """config.json's content (less the token ids) under the names of transformers 4, which 5 reads as well."""
     architecture = facts["general.architecture"]
     if architecture != ARCHITECTURE:
-        raise UserError(
-            f"{facts.file} holds a {architecture} model, and only {ARCHITECTURE} is converted; "
-            "give this model as a folder in transformers' form"
-        )
-    prefix = f"{ARCHITECTURE}."
-    known = {prefix + name for name in READ | REPEATED}
-    strange = [key for key in facts if key.startswith(prefix) and key not in known]
+        raise UserError(f"{facts.file} holds a {architecture} model, and only {ARCHITECTURE} is known; {OTHER_FORM}")
+    known = {f"{ARCHITECTURE}.{name}" for name in KNOWN}
+    strange = [key for key in facts if key.startswith(f"{ARCHITECTURE}.") and key not in known]
     if strange:
-        raise UserError(
-            f"{facts.file}: {strange[0]} is not known to the conversion; give this model as a folder in "
-            "transformers' form"
-        )
-    width, heads = facts[f"{prefix}embedding_length"], facts[f"{prefix}attention.head_count"]
-    head = facts.get(f"{prefix}attention.key_length", width // heads)
-    turned = facts.get(f"{prefix}rope.dimension_count", head)
+        raise UserError(f"{facts.file} sets {strange[0]}, which the conversion does not know; {OTHER_FORM}")
+    width, heads = facts.count("embedding_length"), facts.count("attention.head_count")
+    head = facts.count("attention.key_length", width // heads)
+    turned = facts.count("rope.dimension_count", head)
     if turned != head:
-        raise UserError(f"{facts.file} turns {turned} of a head's {head} dimensions only, which is not converted")
-    ids = {
-        name: facts[f"tokenizer.ggml.{key}"]
-        for name, key in {
-            "bos_token_id": "bos_token_id",
-            "eos_token_id": "eos_token_id",
-            "pad_token_id": "padding_token_id",
-        }.items()
-        if f"tokenizer.ggml.{key}" in facts
-    }
+        raise UserError(f"{facts.file} gives positions to {turned} of a head's {head} dimensions only; {OTHER_FORM}")
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": len(facts["tokenizer.ggml.tokens"]),
         "hidden_size": width,
-        "intermediate_size": facts[f"{prefix}feed_forward_length"],
-        "num_hidden_layers": facts[f"{prefix}block_count"],
+        "intermediate_size": facts.count("feed_forward_length"),
+        "num_hidden_layers": facts.count("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.get(f"{prefix}attention.head_count_kv", heads),
+        "num_key_value_heads": facts.count("attention.head_count_kv", heads),
         "head_dim": head,
-        "max_position_embeddings": facts[f"{prefix}context_length"],
-        "rms_norm_eps": _shortest(facts[f"{prefix}attention.layer_norm_rms_epsilon"]),
-        "rope_theta": _shortest(facts.get(f"{prefix}rope.freq_base", 10000.0)),
+        "max_position_embeddings": facts.count("context_length"),
+        "rms_norm_eps": _shortest(facts[f"{ARCHITECTURE}.attention.layer_norm_rms_epsilon"]),
+        "rope_theta": _shortest(facts.get(f"{ARCHITECTURE}.rope.freq_base", 10000.0)),
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": tied,
         "torch_dtype": "float32",
-        **ids,
     }
 
 
@@ -137,33 +131,36 @@ def _shortest(value: float) -> float:
 
 def _weights(tensors: dict[str, ReaderTensor], config: dict[str, Any], file: Path) -> Iterator[tuple[str, Array]]:
     """Name and values of each of transformers' weights."""
-    from gguf import dequantize
-
     wanted = _layout(config)
     strange = sorted(tensors.keys() - wanted.keys())
     lacking = sorted(wanted.keys() - tensors.keys())
     if strange or lacking:
         fault = f"has a tensor {strange[0]}" if strange else f"lacks the tensor {lacking[0]}"
-        raise UserError(f"{file} {fault}, unlike the {ARCHITECTURE} models that are converted; choose another file")
+        raise UserError(f"{file} {fault}, unlike the models that the conversion knows; {OTHER_FORM}")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name, (target, shape) in wanted.items():
         tensor = tensors[name]
         found = tuple(int(size) for size in reversed(tensor.shape))
         if found != shape:
             raise UserError(f"{file}: {name} has the shape {found}, by its own settings {shape}; fetch it again")
-        try:
-            values: Array = dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError:
-            raise UserError(
-                f"{file}: {name} is of type {tensor.tensor_type.name}, which the gguf package cannot dequantise; "
-                "choose another file of this model"
-            ) from None
+        values = _dequantised(tensor, file)
         part = name.split(".")[-2]
         yield target, _halves(values, heads[part]) if part in heads else values
 
 
+def _dequantised(tensor: ReaderTensor, file: Path) -> Array:
+    from gguf import dequantize
+
+    try:
+        values: Array = dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError:
+        kind = tensor.tensor_type.name
+        raise UserError(f"{file}: {tensor.name} is {kind}, which cannot be dequantised; choose another form") from None
+    return values
+
+
 def _halves(rows: Array, heads: int) -> Array:
-    """From rotary pairs that stand together to the halves of transformers: (heads, d/2, 2) to (heads, 2, d/2) rows."""
+    """Rows in transformers' order: of each head's d rows, (d/2 pairs, 2) become (2, d/2 pairs)."""
     pairs = rows.reshape(heads, -1, 2, rows.shape[-1])
     return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
 
@@ -203,8 +200,6 @@ def _save(weights: Iterable[tuple[str, Array]], folder: Path) -> None:
     shard: dict[str, Array] = {}
 
     def write() -> None:
-        from safetensors.numpy import save_file
-
         file = f"model-{len(set(places.values())) + 1:05}.safetensors"
         save_file(shard, folder / file, metadata={"format": "pt"})
         places.update(dict.fromkeys(shard, file))

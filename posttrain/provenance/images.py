@@ -39,12 +39,17 @@ def image_path(name: str, root: Path = REPOSITORY) -> Path:
 
 
 def image_cache() -> Path:
-    """${POSTTRAIN_CACHE:-${XDG_CACHE_HOME:-~/.cache}/posttrain}/images"""
+    """The folder of the images in the user's cache."""
+    return user_cache() / "images"
+
+
+def user_cache() -> Path:
+    """${POSTTRAIN_CACHE:-${XDG_CACHE_HOME:-~/.cache}/posttrain}"""
     own = os.environ.get("POSTTRAIN_CACHE")
     if own:
-        return Path(own) / "images"
+        return Path(own)
     user = os.environ.get("XDG_CACHE_HOME")
-    return (Path(user) if user else Path.home() / ".cache") / "posttrain" / "images"
+    return (Path(user) if user else Path.home() / ".cache") / "posttrain"
 
 
 def current_image(inside: Path = INSIDE) -> str:

@@ -1,10 +1,15 @@
-"""fetch_model (host): the base model into results/, from the hub, a local folder, or a note that it is built in."""
+"""fetch_model (host): the base model into results/, from the hub, a local folder, a GGUF file or a wheel with one.
+
+The built-in base is a note of its facts.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import tempfile
+import zipfile
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from posttrain.config.schema import Model
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.errors import UserError
+from posttrain.model import gguf
 from posttrain.model.tiny import BUILT_IN, CONTEXT
+from posttrain.provenance import wheel
 from posttrain.provenance.digests import DigestCache, text_digest
 
 if TYPE_CHECKING:
@@ -33,6 +40,7 @@ PATTERNS = (
     "chat_template*",
 )
 CODE = "*.py"
+GGUF = ".gguf"
 # The same weights once more in another layout, and weights that are only a change to a base's.
 OTHER_WEIGHTS = ("consolidated*", "adapter_*")
 
@@ -46,15 +54,61 @@ def run(stage: Stage) -> None:
         facts = {"built_in": "tiny", "max_position_embeddings": CONTEXT}
         (folder / "config.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return
-    source = local_folder(settings.base)
+    if settings.base.startswith(wheel.PREFIX):
+        _from_wheel(stage, folder)
+        return
+    source = local_gguf(settings.base) or local_folder(settings.base)
     if source is not None and settings.revision is not None:
-        raise UserError("model.revision is for a base from the hub, and model.base is a folder here; take it out")
+        raise UserError("model.revision is for a base from the hub or a wheel, and model.base is here; take it out")
+    if source is not None and source.is_file():
+        _convert(stage, source, folder)
+        return
     source = source or _download(settings)
     _refuse_incomplete(source, settings)
     _refuse_unusable(source, settings)
     for path in _wanted(source, settings):
         stage.log.info("%s, %.1f MB", path.name, path.stat().st_size / 1e6)
         copy_file(path, folder / path.name)
+
+
+def _from_wheel(stage: Stage, folder: Path) -> None:
+    settings = stage.config.model
+    stage.log.info("%s from pip's index or the cache", settings.base)
+    # In the stage's own folder: what a killed attempt leaves, the next one's start deletes.
+    with tempfile.TemporaryDirectory(dir=stage.out) as work:
+        package = wheel.fetch_wheel(settings.base, settings.revision, Path(work))
+        _convert(stage, _unpack(package, settings, Path(work)), folder)
+
+
+def _unpack(package: Path, settings: Model, work: Path) -> Path:
+    """The one GGUF file of a wheel, out of its archive."""
+    with zipfile.ZipFile(package) as archive:
+        names = [name for name in archive.namelist() if name.endswith(GGUF)]
+        if len(names) != 1:
+            found = ", ".join(names) or "none"
+            raise UserError(f"model.base: {settings.base} must hold one *{GGUF} file, found: {found}; choose another")
+        target = work / Path(names[0]).name
+        with archive.open(names[0]) as reader, target.open("wb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+    return target
+
+
+def _convert(stage: Stage, file: Path, folder: Path) -> None:
+    stage.log.info("%s, %.1f MB, to transformers' form", file.name, file.stat().st_size / 1e6)
+    gguf.convert(file, folder)
+
+
+def local_gguf(base: str) -> Path | None:
+    """The GGUF file that `model.base` means, None where it is something else.
+
+    Raises `UserError` for one that is not there.
+    """
+    path = Path(base).expanduser()
+    if not base.endswith(GGUF) or path.is_dir():
+        return None
+    if not path.is_file():
+        raise UserError(f"model.base: the file {base} does not exist; mend the path")
+    return path
 
 
 def local_folder(base: str) -> Path | None:
@@ -67,17 +121,25 @@ def local_folder(base: str) -> Path | None:
         return path
     if base.startswith(("/", "./", "../", "~")) or base.count("/") > 1:
         raise UserError(
-            f"model.base: the folder {base} does not exist; give a folder, an id on the hub, or '{BUILT_IN}'"
+            f"model.base: the folder {base} does not exist; give a folder, a GGUF file, an id on the hub, "
+            f"'wheel: NAME==VERSION' or '{BUILT_IN}'"
         )
     return None
 
 
 def source_digest(base: str, cache: DigestCache) -> str:
-    """What makes fetch_model run again beside the config: the content of a local folder; empty for any other base."""
-    folder = None if base == BUILT_IN else local_folder(base)
-    if folder is None:
+    """What makes fetch_model run again beside the config: what a local folder or file holds; empty for any other base.
+
+    Raises `UserError` where `base` is a path that is not there, or no wheel's requirement though it begins like one.
+    """
+    if base.startswith(wheel.PREFIX):
+        wheel.requirement(base)
         return ""
-    files = {path.name: cache.digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    source = None if base == BUILT_IN else local_gguf(base) or local_folder(base)
+    if source is None:
+        return ""
+    within = sorted(source.iterdir()) if source.is_dir() else [source]
+    files = {path.name: cache.digest(path) for path in within if path.is_file()}
     cache.save()
     return text_digest(json.dumps(files))
 
