@@ -79,8 +79,8 @@ def _byte_level(facts: Mapping[str, Any], source: str) -> tokenizers.Tokenizer:
         raise UserError(f"{source}: its tokenizer has a token twice, or one without a type; choose another file")
     try:
         fast = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    except Exception as fault:  # tokenizers raises bare Exception
-        raise UserError(f"{source}: its tokenizer does not fit together ({fault}); choose another file") from None
+    except Exception:  # tokenizers raises bare Exception
+        raise UserError(f"{source}: its tokenizer's merges do not fit its tokens; choose another file") from None
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     digits = pre_tokenizers.Digits(individual_digits=True)
     fast.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level]) if DIGITS_ALONE[pre] else byte_level

@@ -1,7 +1,7 @@
 """A GGUF file of the Llama architecture as a model folder in transformers' form, float32.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. It keeps the rows of q and k in another order: the
-two rows of each rotary pair side by side, where transformers has the first rows of a head's pairs, then the second ones.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. It keeps the rows of q and k in another order:
+the two rows of each rotary pair side by side, where transformers has all first rows of a head, then the second ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
 ARCHITECTURE = "llama"
-# Keys of the architecture that are read, or that repeat what the tensors' shapes say. Any other one changes the model in
-# a way that is not done here.
+# Keys of the architecture that are read, or that repeat what the tensors' shapes say. Any other one changes the model
+# in a way that is not done here.
 KNOWN = {
     "context_length",
     "embedding_length",
