@@ -15,7 +15,7 @@ RUN_FILE = "run.json"
 BASELINE = "sft"
 NESTED = ("post_train", "evaluate")  # one output per run, two levels below the experiment's folder
 
-# The stage whose folder an input is; `raw` is a file.
+# The stage whose folder an input is; `raw` and `judge` are files.
 MAKERS = {
     "raw": None,
     "model": "fetch_model",
@@ -25,6 +25,7 @@ MAKERS = {
     "samples": "sample",
     "preferences": "rank",
     "post": "post_train",
+    "judge": None,
 }
 COMPARED = {"eval-": "evaluate", "run-": "post_train"}  # with the name of a run
 

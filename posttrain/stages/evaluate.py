@@ -1,17 +1,25 @@
-"""evaluate: the SFT model or a run's model on the held-out prompts, with intervals."""
+"""evaluate: the SFT model or a run's model on the held-out prompts, with intervals.
+
+One pass over the prompts for each thing that is measured, so that one model is in memory at a time: the policy writes
+and scores its own completions, then the SFT model, the reward model, the base model and the judge score them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.checkpoint.shards import Shards
 from posttrain.data.tables import EVALUATED, read_table, write_table
 from posttrain.data.tokenizer import load_tokenizer
+from posttrain.evaluation.judge import VADER, open_judge
 from posttrain.evaluation.metrics import absolute
-from posttrain.evaluation.sampling import Examiner, held_out
+from posttrain.evaluation.sampling import Writer, held_out, ids, logprob_gap, sums
 from posttrain.evaluation.statistics import Estimate, write_estimates
 from posttrain.model.load import load_causal_lm, load_reward_module
+from posttrain.model.tiny import BUILT_IN
 from posttrain.roles.batches import Forward
 from posttrain.roles.reference import Reference
 from posttrain.roles.reward_model import RewardModel
@@ -24,8 +32,10 @@ if TYPE_CHECKING:
     from posttrain.stages.runner import Stage
 
 Row = dict[str, Any]
+Work = Callable[[int, Sequence[Row]], list[Row]]
+"""What a pass does with a batch (its number, its rows): returns what it adds to each row, as JSON values."""
 
-_SCORE_TOKENS = 8192  # of one forward pass of the reward model or the reference, padding included
+_SCORE_TOKENS = 8192  # of one forward pass of a model that scores, padding included
 
 
 def run(stage: Stage) -> None:
@@ -34,47 +44,132 @@ def run(stage: Stage) -> None:
     prompts = held_out(read_table(stage.inputs["data"] / "prompts.parquet"), settings.prompts)
     if len(prompts) < settings.prompts:
         stage.log.warning("evaluation.prompts is %d, the test split has %d", settings.prompts, len(prompts))
-    rows = sample_and_score(stage, open_examiner(stage), prompts)
+    rows = [table_row(row) for row in sample_and_score(stage, prompts)]
     metrics = absolute(rows, settings.bootstrap, stage.seed)
     write_table(stage.out / "samples.parquet", rows, EVALUATED)
     write_estimates(stage.out / "metrics.json", metrics)
     report(stage, metrics)
 
 
-def open_examiner(stage: Stage) -> Examiner:
-    """Load the three models: the one to examine, the SFT model, the reward model."""
-    config = stage.config
-    settings = config.evaluation
-    sft = load_causal_lm(stage.inputs["sft"] / "model", config.model, stage.device)
-    post = stage.inputs.get("post")
-    policy = load_causal_lm(post / "model", config.model, stage.device) if post else sft
-    reward = load_reward_module(stage.inputs["reward_model"] / "model", config.model, stage.device)
+def sample_and_score(stage: Stage, prompts: Sequence[Row]) -> list[Row]:
+    """A row per prompt with what every pass adds.
+
+    The policy's log-probabilities are computed as the reference's are, in the same batches: what rounding there is
+    cancels in their difference, and a model has no KL to itself. Those of the generator are compared with them.
+    """
+    sft, judge = stage.inputs["sft"] / "model", stage.config.evaluation.judge
+    policy = stage.inputs["post"] / "model" if "post" in stage.inputs else sft
+    passes = Passes(stage, stage.config.evaluation.generation_batch)
+    rows = passes.run("completions", prompts, lambda: writing(stage, policy))
+    rows = passes.run("policy", rows, lambda: own_log_probs(stage, policy))
+    if policy != sft:
+        rows = passes.run("reference", rows, lambda: log_probs(stage, sft, "reference"))
+    rows = passes.run("reward", rows, lambda: rewards(stage))
+    if stage.config.model.base != BUILT_IN:  # that one is untrained: what it finds likely says nothing
+        base = stage.inputs["model"] / "model"
+        rows = passes.run("base", rows, lambda: log_probs(stage, base, "base_log_prob", temperature=1.0))
+    return passes.run("judge", rows, lambda: judging(stage, judge)) if judge is not None else rows
+
+
+def table_row(row: Row) -> Row:
+    """The row of samples.parquet."""
+    kl = row["policy"] - row.get("reference", row["policy"])
+    known = {"judge": None, "base_log_prob": None, **row, "kl": kl}
+    return {name: known[name] for name in EVALUATED.names}
+
+
+class Passes:
+    """Passes over the same batches of rows, one after the other; finished batches of each survive a kill."""
+
+    def __init__(self, stage: Stage, size: int) -> None:
+        self.stage = stage
+        self.size = size
+        self.before = 0  # batches of the passes that are through
+        self.worked = False
+
+    def run(self, name: str, rows: Sequence[Row], begin: Callable[[], Work]) -> list[Row]:
+        """The rows with what the pass adds to each. `begin` loads what it needs, where a batch is left to be done."""
+        starts = range(0, len(rows), self.size)
+        work = functools.cache(begin)
+
+        def batch(index: int) -> list[Row]:
+            self._tell(self.before + index)
+            found = work()(index, rows[starts[index] : starts[index] + self.size])
+            self.stage.log.info("%s: batch %d of %d", name, index + 1, len(starts))
+            return found
+
+        shards = Shards(self.stage.state / "passes" / name)
+        found = shards.run(len(starts), batch, self.stage.interrupted, lambda k: None)
+        self.before += len(starts)
+        return [{**row, **added} for row, added in zip(rows, found, strict=True)]
+
+    def _tell(self, finished: int) -> None:
+        """Before this attempt's first batch: how many there were already."""
+        if finished and not self.worked:
+            self.stage.log.info("resumed at step %d", finished)
+        self.worked = True
+
+
+def writing(stage: Stage, folder: Path) -> Work:
+    """The completions of the model in `folder`."""
+    settings = stage.config.evaluation
     tokenizer = load_tokenizer(stage.inputs["sft"] / "model")
-    forward = Forward(tokenizer.pad_id, _SCORE_TOKENS, stage.device, settings.temperature)
-    return Examiner(
-        RolloutManager(TransformersEngine(policy)),
-        Reference(sft, forward),
-        RewardModel(reward.eval(), forward),
-        tokenizer,
-        Sampling(settings.max_new_tokens, settings.temperature, tokenizer.eos_id, settings.generation_batch),
-        derive(stage.seed, "evaluate"),
-    )
+    model = load_causal_lm(folder, stage.config.model.for_generation(), stage.device)
+    sampling = Sampling(settings.max_new_tokens, settings.temperature, tokenizer.eos_id, settings.generation_batch)
+    writer = Writer(RolloutManager(TransformersEngine(model)), tokenizer, sampling, derive(stage.seed, "evaluate"))
+    return lambda index, rows: writer.write(rows)
 
 
-def sample_and_score(stage: Stage, examiner: Examiner, prompts: Sequence[Row]) -> list[Row]:
-    """A row per prompt; finished batches survive a kill."""
-    size = stage.config.evaluation.generation_batch
-    starts = range(0, len(prompts), size)
+def own_log_probs(stage: Stage, folder: Path) -> Work:
+    """`policy`: log p of each completion under the model that wrote it."""
+    model = reader(stage, folder, stage.config.evaluation.temperature)
 
-    def work(index: int) -> list[Row]:
-        rows = examiner.examine(prompts[starts[index] : starts[index] + size])
-        stage.tracker.log(index + 1, {"rollout/reward": sum(row["reward"] for row in rows) / len(rows)})
-        stage.log.info("batch %d of %d", index + 1, len(starts))
-        return rows
+    def work(index: int, rows: Sequence[Row]) -> list[Row]:
+        found = model.log_probs(ids(rows))
+        stage.tracker.log(index + 1, {"rollout/logprob_gap": logprob_gap(rows, found)})
+        return [{"policy": value} for value in sums(found)]
 
-    return Shards(stage.state / "shards").run(
-        len(starts), work, stage.interrupted, lambda k: stage.log.info("resumed at step %d", k)
-    )
+    return work
+
+
+def log_probs(stage: Stage, folder: Path, name: str, temperature: float | None = None) -> Work:
+    """`name`: log p of each completion under the model in `folder`; without `temperature`, at the sampling's."""
+    model = reader(stage, folder, temperature or stage.config.evaluation.temperature)
+    return lambda index, rows: [{name: value} for value in sums(model.log_probs(ids(rows)))]
+
+
+def rewards(stage: Stage) -> Work:
+    """`reward`: the reward model's score."""
+    module = load_reward_module(stage.inputs["reward_model"] / "model", stage.config.model, stage.device)
+    model = RewardModel(module.eval(), forward(stage))
+
+    def work(index: int, rows: Sequence[Row]) -> list[Row]:
+        found = model.score(ids(rows)).tolist()
+        stage.tracker.log(index + 1, {"rollout/reward": sum(found) / len(found)})
+        return [{"reward": value} for value in found]
+
+    return work
+
+
+def judging(stage: Stage, judge: str) -> Work:
+    """`judge`: the independent judge's score."""
+    score = open_judge(judge, None if judge == VADER else stage.inputs["judge"])
+
+    def work(index: int, rows: Sequence[Row]) -> list[Row]:
+        found = score([row["prompt"] for row in rows], [row["text"] for row in rows])
+        return [{"judge": value} for value in found]
+
+    return work
+
+
+def reader(stage: Stage, folder: Path, temperature: float) -> Reference:
+    """The model in `folder`, to ask for log-probabilities."""
+    return Reference(load_causal_lm(folder, stage.config.model, stage.device), forward(stage, temperature))
+
+
+def forward(stage: Stage, temperature: float = 1.0) -> Forward:
+    """How a model that scores is run."""
+    return Forward(load_tokenizer(stage.inputs["sft"] / "model").pad_id, _SCORE_TOKENS, stage.device, temperature)
 
 
 def report(stage: Stage, metrics: dict[str, Estimate]) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
 from posttrain.config.schema import Training
 from posttrain.model.heads import RewardModule
-from posttrain.roles.batches import Forward, Unit, split
+from posttrain.roles.batches import Forward, Microbatch, Unit, split
 from posttrain.roles.learner import Learner, Metrics, Stats
 from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest
@@ -34,17 +34,26 @@ class RewardPairs(Job):
         units = [self.pairs[i] for i in self.order.rows(step)]
         return train_metrics(self.learner.update(self._losses(units), step)), tokens_of(units)
 
-    @torch.no_grad()
     def evaluate(self, pairs: Sequence[Unit]) -> Metrics:
         """Loss, share of pairs in the right order and mean margin over `pairs`."""
-        totals = {"loss": 0.0, "accuracy": 0.0, "margin": 0.0}
-        for loss, stats in self._losses(pairs):
-            for name, value in {"loss": loss, **stats}.items():
-                totals[name] += float(value)
-        return {f"eval/{name}": value for name, value in totals.items()}
+        return {f"eval/{name}": sum(values) / len(pairs) for name, values in self.measure(pairs).items()}
+
+    @torch.no_grad()
+    def measure(self, pairs: Sequence[Unit]) -> dict[str, list[float]]:
+        """`loss`, `accuracy` (1 where the order is right) and `margin` of each pair, in the pairs' order."""
+        found: dict[str, list[float]] = {name: [0.0] * len(pairs) for name in ("loss", "accuracy", "margin")}
+        for micro in split(pairs, self.forward):
+            losses, stats = self._compare(micro)
+            for name, values in {"loss": losses, **stats}.items():
+                for place, value in zip(micro.index.tolist(), values.tolist(), strict=True):
+                    found[name][place] = value
+        return found
 
     def _losses(self, pairs: Sequence[Unit]) -> Iterator[tuple[Tensor, Stats]]:
         for micro in split(pairs, self.forward):
-            chosen, rejected = self.module(micro.batch).view(-1, 2).unbind(1)
-            losses, stats = bradley_terry_loss(chosen, rejected)
+            losses, stats = self._compare(micro)
             yield row_mean(losses, len(pairs)), {name: row_mean(value, len(pairs)) for name, value in stats.items()}
+
+    def _compare(self, micro: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
+        chosen, rejected = self.module(micro.batch).view(-1, 2).unbind(1)
+        return bradley_terry_loss(chosen, rejected)

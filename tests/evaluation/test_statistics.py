@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics as standard
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from posttrain.evaluation.statistics import jackknife, mean, ratio, wins
+from posttrain.evaluation.statistics import (
+    Estimate,
+    exponential,
+    jackknife,
+    mean,
+    ratio,
+    standard_error,
+    wins,
+    write_estimates,
+)
 
 VALUES = [3.0, -1.0, 4.0, 1.0, -5.0, 9.0, 2.0, 6.0]
 
@@ -95,3 +106,28 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     error = standard.stdev(VALUES) / math.sqrt(n)
     assert found.high - found.value == pytest.approx(1.959964 * error)
     assert found.value - found.low == pytest.approx(1.959964 * error)
+
+
+def test_the_standard_error_is_the_analytic_one() -> None:
+    found = standard_error(VALUES)
+    assert found.value == found.low == found.high == pytest.approx(standard.stdev(VALUES) / math.sqrt(8))
+    assert found.n == 8 and standard_error([3.0]).value == 0.0
+    means = np.random.default_rng(2).normal(1.0, 3.0, size=(4000, 25)).mean(axis=1)
+    errors = [standard_error(row).value for row in np.random.default_rng(3).normal(1.0, 3.0, size=(400, 25))]
+    assert means.std() == pytest.approx(3 / 5, rel=0.05) == pytest.approx(sum(errors) / 400, rel=0.05)
+
+
+def test_the_interval_of_an_exponential_is_that_of_the_resamples() -> None:
+    top, bottom = [4.0, 9.0, 2.0], [2.0, 3.0, 1.5]
+    found = exponential(ratio(top, bottom, 801, seed=5))  # both quantiles fall on a resample
+    low, high = brute_force(top, bottom, 801, seed=5)
+    assert found.value == pytest.approx(math.exp(15 / 6.5))
+    assert (found.low, found.high) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high))) and found.n == 3
+
+
+def test_the_file_of_estimates(tmp_path: Path) -> None:
+    write_estimates(tmp_path / "metrics.json", {"eval/x": Estimate(1.0, 0.5, 2.0, 7)})
+    expected = {"eval/x": {"value": 1.0, "low": 0.5, "high": 2.0, "n": 7}}
+    assert json.loads((tmp_path / "metrics.json").read_text()) == expected
+    with pytest.raises(ValueError, match="JSON"):
+        write_estimates(tmp_path / "metrics.json", {"eval/x": Estimate(math.nan, 0, 0, 1)})

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 import os
 import random
 import signal
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from posttrain.config.schema import Evaluation, Model
 from posttrain.data.tables import PROMPTS, read_table, write_table
-from posttrain.errors import Interrupted
+from posttrain.errors import Interrupted, UserError
 from posttrain.model.export import export_model
 from posttrain.stages import evaluate
 from posttrain.tracking.metrics_file import read_lines
@@ -30,7 +35,7 @@ SETTINGS = {"prompts": 20, "max_new_tokens": 6, "generation_batch": 4, "bootstra
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """data/ with 30 test prompts, sft/, reward_model/ and post/, a model of its own."""
+    """data/ with 30 test prompts, sft/, reward_model/, and post/ and base/, models of their own."""
     folder = make_world(tmp_path_factory.mktemp("world"))
     draw = random.Random(1)
     rows = [
@@ -43,14 +48,20 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(60)
     ]
     write_table(folder / "data" / "prompts.parquet", rows, PROMPTS)
-    export_model(tiny_model("llama", seed=7), folder / "data" / "tokenizer", folder / "post" / "model")
+    for name, seed in (("post", 7), ("base", 8)):
+        export_model(tiny_model("llama", seed=seed), folder / "data" / "tokenizer", folder / name / "model")
     return folder
 
 
 def make_stage(
-    world: Path, place: Path, name: str, interrupted: Callable[[], bool] = lambda: False, **changed: Any
+    world: Path,
+    place: Path,
+    name: str,
+    interrupted: Callable[[], bool] = lambda: False,
+    model: dict[str, Any] | None = None,
+    **changed: Any,
 ) -> Any:
-    inputs = {key: world / key for key in ("data", "sft", "reward_model")}
+    inputs = {key: world / key for key in ("data", "sft", "reward_model")} | {"model": world / "base"}
     if name != "sft":
         inputs["post"] = world / "post"
     for folder in ("out", "state"):
@@ -58,7 +69,9 @@ def make_stage(
     return SimpleNamespace(
         name="evaluate",
         run_name=name,
-        config=SimpleNamespace(model=Model(base="a folder"), evaluation=Evaluation(**{**SETTINGS, **changed})),
+        config=SimpleNamespace(
+            model=Model(**{"base": "a folder", **(model or {})}), evaluation=Evaluation(**{**SETTINGS, **changed})
+        ),
         inputs=inputs,
         out=place / "out",
         state=place / "state",
@@ -94,25 +107,115 @@ def test_the_files_of_a_run(world: Path, tmp_path: Path) -> None:
     assert final == {name: found["value"] for name, found in metrics.items()}
 
 
-def test_sft_and_runs_share_prompts_and_random_numbers(world: Path, tmp_path: Path) -> None:
-    stages = [make_stage(world, tmp_path / name, name) for name in ("sft", "ppo")]
-    same = make_stage(world, tmp_path / "same", "same")
-    same.inputs["post"] = world / "sft"  # a run that changed nothing
+def log_prob(folder: Path, row: dict[str, Any], temperature: float) -> float:
+    """log p of a completion in float64, one row at a time, by transformers alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model").double()
+    with torch.no_grad():
+        logits = model(torch.tensor([row["prompt_ids"] + row["completion_ids"]])).logits[0]
+    first = len(row["prompt_ids"]) - 1
+    every = (logits / temperature).log_softmax(-1)
+    return float(sum(every[first + place, token] for place, token in enumerate(row["completion_ids"])))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_every_score_is_that_of_the_row(world: Path, tmp_path: Path, temperature: float) -> None:
+    stage = make_stage(world, tmp_path, "ppo", temperature=temperature, judge="vader")
+    evaluate.run(stage)
+    rows = read_table(stage.out / "samples.parquet").to_dict("records")
+    analyzer = SentimentIntensityAnalyzer()
+    scorer = AutoModelForSequenceClassification.from_pretrained(world / "reward_model" / "model")
+    for row in rows[:8]:
+        ours, theirs = (log_prob(world / name, row, temperature) for name in ("post", "sft"))
+        assert row["kl"] == pytest.approx(ours - theirs, abs=1e-3)
+        assert row["base_log_prob"] == pytest.approx(log_prob(world / "base", row, 1.0), abs=1e-3)
+        assert row["judge"] == analyzer.polarity_scores(row["text"])["compound"]
+        with torch.no_grad():
+            reward = float(scorer(torch.tensor([row["prompt_ids"] + row["completion_ids"]])).logits)
+        assert row["reward"] == pytest.approx(reward, abs=1e-4)
+    metrics = json.loads((stage.out / "metrics.json").read_text())
+    tokens = sum(len(row["completion_ids"]) for row in rows)
+    perplexity = math.exp(-sum(row["base_log_prob"] for row in rows) / tokens)
+    assert metrics["eval/perplexity"]["value"] == pytest.approx(perplexity)
+    kl = [row["kl"] for row in rows]
+    assert metrics["eval/kl_error"]["value"] == pytest.approx(statistics.stdev(kl) / math.sqrt(20))
+    logged = [line.values for line in read_lines(stage.tracker.path) if line.step is not None]
+    gaps = [values["rollout/logprob_gap"] for values in logged if "rollout/logprob_gap" in values]
+    assert len(gaps) == 5 and max(gaps) < 1e-4
+    means = [values["rollout/reward"] for values in logged if "rollout/reward" in values]
+    assert means == pytest.approx([statistics.fmean(row["reward"] for row in rows[i : i + 4]) for i in range(0, 20, 4)])
+
+
+def test_a_users_judge_is_given_by_its_file(world: Path, tmp_path: Path) -> None:
+    stage = make_stage(world, tmp_path, "ppo", judge="mine.py:score")
+    stage.inputs["judge"] = tmp_path / "mine.py"
+    stage.inputs["judge"].write_text("def score(prompts, completions): return [float(p[7:]) for p in prompts]")
+    evaluate.run(stage)
+    table = read_table(stage.out / "samples.parquet")
+    assert list(table["judge"]) == [float(row["id"].removeprefix("row")) for row in table.to_dict("records")]
+    stage = make_stage(world, tmp_path / "again", "ppo", judge="mine.py:other")
+    stage.inputs["judge"] = tmp_path / "mine.py"
+    with pytest.raises(UserError, match=r"mine\.py has no function other"):
+        evaluate.run(stage)
+
+
+def test_without_a_judge_and_a_trained_base(world: Path, tmp_path: Path) -> None:
+    stage = make_stage(world, tmp_path, "ppo", model={"base": "built-in: tiny"})
+    stage.inputs["model"] = tmp_path / "no model there"
+    evaluate.run(stage)
+    table = read_table(stage.out / "samples.parquet")
+    assert table["judge"].isna().all() and table["base_log_prob"].isna().all()
+    metrics = json.loads((stage.out / "metrics.json").read_text())
+    assert not {"eval/judge", "eval/perplexity"} & metrics.keys() and "eval/kl" in metrics
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sft_and_runs_share_prompts_and_random_numbers(world: Path, tmp_path: Path, dtype: str) -> None:
+    precision = {"dtype": dtype}
+    stages = [make_stage(world, tmp_path / name, name, model=precision) for name in ("sft", "ppo")]
+    same = make_stage(world, tmp_path / "same", "same", model=precision)
+    same.inputs["post"] = world / "sft"  # a run that changed nothing, with an SFT model of its own to be read
     for stage in (*stages, same):
         evaluate.run(stage)
     sft, run, copy = (read_table(stage.out / "samples.parquet") for stage in (*stages, same))
     assert list(sft["id"]) == list(run["id"]) and list(sft["completion_ids"]) != list(run["completion_ids"])
     assert sft.equals(copy)
-    assert sft["kl"].abs().max() < 1e-4
+    assert (sft["kl"] == 0).all() and (run["kl"] != 0).all()
+    metrics = json.loads((same.out / "metrics.json").read_text())
+    assert metrics["eval/kl"] == {"value": 0.0, "low": 0.0, "high": 0.0, "n": 20}
+    assert metrics["eval/kl_error"]["value"] == 0
 
 
-def test_a_stop_keeps_what_was_finished(world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    asked = iter([False, False, True])
+def test_a_run_is_scored_by_a_model_of_its_own_once_more(world: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """What the test above says would hold as well if the reference were never asked."""
+    asked: list[Path] = []
+    load = evaluate.load_causal_lm
+
+    def loading(folder: Path, *settings: Any) -> Any:
+        asked.append(folder.parent)
+        return load(folder, *settings)
+
+    monkeypatch.setattr(evaluate, "load_causal_lm", loading)
+    evaluate.run(make_stage(world, tmp_path / "run", "ppo"))
+    assert asked == [world / "post", world / "post", world / "sft", world / "base"]
+    asked.clear()
+    evaluate.run(make_stage(world, tmp_path / "sft", "sft"))
+    assert asked == [world / "sft", world / "sft", world / "base"]
+    asked.clear()
+    evaluate.run(make_stage(world, tmp_path / "sft", "sft"))
+    assert asked == [], "what is finished needs no model"
+
+
+@pytest.mark.parametrize("asks", [3, 9])
+def test_a_stop_keeps_what_was_finished(
+    world: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, asks: int
+) -> None:
+    """In the first pass and in the second: steps are batches of all passes."""
+    asked = iter([*[False] * (asks - 1), True])
     with pytest.raises(Interrupted):
         evaluate.run(make_stage(world, tmp_path / "a", "ppo", lambda: next(asked)))
     with caplog.at_level(logging.INFO):
         evaluate.run(make_stage(world, tmp_path / "a", "ppo"))
-    assert "resumed at step 2" in caplog.text
+    assert [record.args for record in caplog.records if record.msg == "resumed at step %d"] == [(asks - 1,)]
     evaluate.run(make_stage(world, tmp_path / "b", "ppo"))
     assert digests(tmp_path / "a" / "out") == digests(tmp_path / "b" / "out")
 
@@ -136,14 +239,15 @@ def test_kill_9_in_the_middle(world: Path, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["posttrain.stages.evaluate"])
     codes = []
-    for kill_at in (4, 0):
+    for kill_at in (4, 13, 0):
         process = context.Process(target=_attempt, args=(world, tmp_path / "killed", kill_at))
         process.start()
         process.join(120)
         codes.append(process.exitcode)
-    assert codes == [-signal.SIGKILL, 0]
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0]
     lines = (tmp_path / "log").read_text().splitlines()
-    assert "resumed at step 3" in lines and lines.count("work") < 1.3 * 5
+    assert [line for line in lines if line.startswith("resumed")] == ["resumed at step 3", "resumed at step 15"]
+    assert lines.count("work") == 5 * 5, "nothing was done twice"
     stage = make_stage(world, tmp_path / "whole", "ppo")
     evaluate.run(stage)
     assert digests(stage.out) == digests(tmp_path / "killed" / "out")

@@ -43,7 +43,7 @@ def cache_folders(data):
 
 
 def binds():
-    """Yield source and mode of every folder that a container needs beside the working directory."""
+    """Yield source and mode of every folder or file that a container needs beside the working directory."""
     for path, mode in ((workflow.basedir, "ro"), (EXPERIMENT.data.path, "ro"), (RESULTS, "rw")):
         if outside(path):
             yield outside(path), mode
@@ -51,6 +51,8 @@ def binds():
         yield outside(STORE.database).parent, "rw"
     for path in sorted(cache_folders(EXPERIMENT.data.path)):
         yield path, "ro"
+    if JUDGE and outside(JUDGE):
+        yield outside(JUDGE), "ro"
 
 
 def container_arguments():

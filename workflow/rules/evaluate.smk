@@ -1,9 +1,12 @@
 rule evaluate:
     input:
         unpack(evaluated_run),
+        model=RESULTS / "model" / "manifest.json",
         data=RESULTS / "data" / "manifest.json",
         sft=RESULTS / "sft" / "manifest.json",
         reward_model=RESULTS / "reward_model" / "manifest.json",
+        # Its content makes the rule run again, below: a time stamp does not.
+        judge=ancient(outside(JUDGE) or JUDGE) if JUDGE else [],
         tracking=TRACKING,
         image=IMAGE,
     output:
@@ -20,6 +23,7 @@ rule evaluate:
         mem_mb=MEMORY,
     params:
         **triggers("evaluate"),
+        judge=lambda wildcards: f"evaluation.judge holds: {JUDGE_HOLDS}",
         arguments=arguments,
     message:
         "evaluate {wildcards.name}: write on the held-out prompts and measure"

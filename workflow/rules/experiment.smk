@@ -4,9 +4,10 @@ import json
 import re
 
 from posttrain.config.load import parse_config, read_yaml, resolved_yaml, stage_slice
+from posttrain.evaluation.judge import judge_file
 from posttrain.platforms.locks import life_line
 from posttrain.provenance.code_slice import code_slice
-from posttrain.provenance.digests import DigestCache
+from posttrain.provenance.digests import DigestCache, file_digest
 from posttrain.provenance.raw_data import data_state
 from posttrain.stages.fetch_model import source_digest
 from posttrain.tracking.destination import destination, mask
@@ -60,6 +61,8 @@ STORE = destination(EXPERIMENT, Path.cwd())
 TRACKING = ancient(RESULTS / "tracking.json")
 DATA_STATE = or_stop(data_state, EXPERIMENT.data.path)
 MODEL_SOURCE = or_stop(source_digest, EXPERIMENT.model.base, DigestCache(RESULTS / ".state" / "sources.json"))
+JUDGE = or_stop(judge_file, EXPERIMENT.evaluation.judge)
+JUDGE_HOLDS = file_digest(JUDGE) if JUDGE else ""
 
 
 @functools.cache
@@ -108,8 +111,8 @@ def triggers(stage, image=True):
 
 
 # A curve needs two steps.
-CURVES = ["curves.png"] if any(run.steps > 1 for run in RUNS.values()) else []
-PICTURES = ["reward.png", "win_rate.png", "reward_kl.png", "lengths.png", *CURVES]
+CURVES = ["curves"] if any(run.steps > 1 for run in RUNS.values()) else []
+PICTURES = ["gains", "reward_kl", "win_rate", "lengths", "limits", *CURVES]
 
 
 def any_of(names):
