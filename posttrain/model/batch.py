@@ -15,7 +15,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from posttrain.model.layers import Recall, recalled
+from posttrain.model.layers import Recall, logits_at, recalled
 from posttrain.model.logits import selected_log_probs
 
 Row = tuple[Sequence[int], Sequence[int]]  # prompt ids, completion ids
@@ -140,17 +140,14 @@ def token_log_probs(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Log-probability of each response token under a causal language model, [B, R] float32, in nats; padding has 0.
 
-    Logits are computed for the response alone where the architecture allows it, and never copied to float32 as a whole.
+    Logits are computed for the response's real tokens alone, and never copied to float32 as a whole.
     With `with_entropy`, returns also the entropy of the distribution each response token was predicted by, [B, R].
     The labels are shifted here and nowhere else: response token t is predicted by the logits of the column before it.
     """
-    columns = batch.response_mask.shape[1] + 1
-    keep = {"logits_to_keep": columns} if accepts(model, "logits_to_keep") else {}
-    logits = forward(model, batch, **keep).logits[:, -columns:]
     line, column = batch.response_mask.nonzero(as_tuple=True)
-    flat = logits.reshape(-1, logits.shape[-1])
-    targets = batch.response_ids[line, column]
-    log_probs, entropy = selected_log_probs(flat, line * columns + column, targets, temperature, with_entropy)
+    with logits_at(model, line, batch.prompt_width - 1 + column):
+        logits = forward(model, batch).logits[0]
+    log_probs, entropy = selected_log_probs(logits, batch.response_ids[line, column], temperature, with_entropy)
 
     def spread(values: Tensor) -> Tensor:
         return values.new_zeros(batch.response_mask.shape).index_put((line, column), values)

@@ -100,6 +100,24 @@ def recalled(model: nn.Module, recall: Recall | None) -> Iterator[None]:
             del layer.forward
 
 
+@contextmanager
+def logits_at(model: nn.Module, lines: Tensor, columns: Tensor) -> Iterator[None]:
+    """Within, a causal language model computes logits [1, M, V] at M places (`lines` [M], `columns` [M]) alone.
+
+    The hidden states are picked in front of the output head: what a model does with its logits afterwards (a cap, a
+    scale) it does as ever. Picked states lie in one piece, so the head is one matrix product; a slice of a padded batch
+    would be multiplied row by row with as many copies of the vocabulary's matrix.
+    """
+    assert isinstance(model, PreTrainedModel)
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][lines, columns][None], *inputs[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _after(trunk: PreTrainedModel, layers: nn.ModuleList) -> list[nn.Module]:
     """The modules with parameters that the trunk runs after its last layer, seen on a pass of one token."""
     inside = set(layers.modules())

@@ -28,14 +28,14 @@ def scale(logits: Tensor, temperature: float) -> Tensor:
 
 
 def selected_log_probs(
-    logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, with_entropy: bool = False
+    logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of `targets` [M] under the rows `rows` [M] of `logits` [N, V], and those rows' entropies.
+    """Log-probabilities of `targets` [M] under the rows of `logits` [M, V], and those rows' entropies.
 
     Returns two float32 tensors [M], in nats; the second is zero without `with_entropy`. Forward and backward hold one
     chunk of rows in float32; the gradient that reaches `logits` has their dtype.
     """
-    log_probs, entropy = _SelectedLogProbs.apply(logits, rows, targets, temperature, with_entropy)
+    log_probs, entropy = _SelectedLogProbs.apply(logits, targets, temperature, with_entropy)
     return log_probs, entropy
 
 
@@ -67,35 +67,35 @@ class _SelectedLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, rows: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        log_probs = torch.empty(len(rows), dtype=torch.float32, device=logits.device)
+        log_probs = torch.empty(len(targets), dtype=torch.float32, device=logits.device)
         entropy = torch.zeros_like(log_probs)
         normaliser = torch.empty_like(log_probs)
-        for part in _chunks(len(rows), logits.shape[1]):
-            scaled = scale(logits[rows[part]], temperature)
+        for part in _chunks(*logits.shape):
+            scaled = scale(logits[part], temperature)
             normaliser[part] = scaled.logsumexp(-1)
             log_probs[part] = scaled.gather(1, targets[part, None])[:, 0] - normaliser[part]
             if with_entropy:
                 entropy[part] = normaliser[part] - (scaled.softmax(-1) * scaled).sum(-1)
-        ctx.save_for_backward(logits, rows, targets, normaliser, entropy)
+        ctx.save_for_backward(logits, targets, normaliser, entropy)
         ctx.temperature, ctx.with_entropy = temperature, with_entropy
         return log_probs, entropy
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
-        logits, rows, targets, normaliser, entropy = ctx.saved_tensors
-        gradient = torch.zeros_like(logits)
-        for part in _chunks(len(rows), logits.shape[1]):
-            log_p = scale(logits[rows[part]], ctx.temperature) - normaliser[part, None]
+        logits, targets, normaliser, entropy = ctx.saved_tensors
+        gradient = torch.empty_like(logits)
+        for part in _chunks(*logits.shape):
+            log_p = scale(logits[part], ctx.temperature) - normaliser[part, None]
             p = log_p.exp()
             weight = grad_log_probs[part, None]
             if ctx.with_entropy:
                 weight = weight + grad_entropy[part, None] * (log_p + entropy[part, None])
             piece = (-p * weight).scatter_add_(1, targets[part, None], grad_log_probs[part, None])
-            gradient[rows[part]] = (piece / ctx.temperature).to(gradient.dtype)
-        return gradient, None, None, None, None
+            gradient[part] = piece / ctx.temperature
+        return gradient, None, None, None
 
 
 def _chunks(rows: int, width: int) -> Iterator[slice]:

@@ -13,6 +13,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from posttrain.errors import UserError
 from posttrain.model.batch import accepts, positions
+from posttrain.model.layers import logits_at
 from posttrain.model.logits import best, draw
 from posttrain.rollout.engine import Completion, Request, Sampling
 
@@ -150,11 +151,11 @@ class _Rows:
         }
         if accepts(self.model, "position_ids"):
             inputs["position_ids"] = self.positions
-        if accepts(self.model, "logits_to_keep"):
-            inputs["logits_to_keep"] = 1
-        output = self.model(**inputs)
+        rows = torch.arange(len(self.inputs), device=self.device)
+        with logits_at(self.model, rows, torch.full_like(rows, self.inputs.shape[1] - 1)):
+            output = self.model(**inputs)
         self.cache = output.past_key_values
-        logits: Tensor = output.logits[:, -1]
+        logits: Tensor = output.logits[0]
         return logits
 
     def _advance(self, tokens: Tensor, going: Tensor) -> None:

@@ -123,14 +123,3 @@ def test_rows_without_a_response_give_zero_and_a_zero_gradient() -> None:
     values = token_log_probs(model, collate([([4, 5], []), ([6], [])], 0))
     assert values.shape == (2, 0)
     assert not any(g.any() for g in gradients(model, values.sum()).values())
-
-
-def test_a_model_without_logits_to_keep_gives_the_same(rows: list[Row]) -> None:
-    model = tiny_model("gpt2")
-
-    class Plain(nn.Module):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, use_cache: bool) -> object:
-            return model(input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
-
-    batch = collate(rows, 0)
-    torch.testing.assert_close(token_log_probs(Plain(), batch), token_log_probs(model, batch))
