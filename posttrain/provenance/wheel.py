@@ -81,13 +81,14 @@ def _reason(name: str, version: str, said: str) -> str:
     versions = re.search(r"\(from versions: (.*)\)", said)
     if versions and versions[1] != "none":
         known = versions[1].split(", ")[-_SHOWN:]
-        return f"pip's index has no wheel of {name} {version} for this machine; it has {', '.join(known)}"
-    unreachable = re.search(r"connection broken by '(\w+)|Could not fetch URL .*?: (.*?)(?: - skipping|$)", said)
-    if unreachable:
-        cause = unreachable[1] or unreachable[2]
+        return f"pip finds no wheel of {name} {version} for this machine, but of {', '.join(known)}; mend the version"
+    broken = re.search(r"connection broken by '(\w+)", said)
+    if broken:
+        system = re.search(r"\[Errno -?\d+\] ([\w ]+)", said)
+        cause = system[1] if system else broken[1]
         return f"pip cannot reach its index for {name}=={version} ({cause}); check the network and pip's settings"
     if versions:
-        return f"pip's index has no wheel named {name}; mend the name, or pip's index settings"
+        return f"pip finds no wheel of {name}; mend the name, or check the network and pip's settings"
     lines = [line for line in said.splitlines() if line.strip()]
     last = ([line for line in lines if line.startswith("ERROR: ")] or lines or ["nothing"])[-1]
     return f"{name}=={version} could not be fetched, pip says: {last.removeprefix('ERROR: ')}; mend that, run it again"
