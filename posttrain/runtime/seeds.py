@@ -33,4 +33,5 @@ def deterministic(device: str) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=device != "cpu")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes every new tensor twice
     torch.backends.cudnn.benchmark = False
