@@ -5,43 +5,75 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from posttrain.config.load import parse_config, read_yaml
+from posttrain.config.schema import Flags
 from posttrain.errors import UserError
-from posttrain.evaluation.entries import Entry, Record, read_entries, read_records
-from posttrain.evaluation.plots import draw_all
-from posttrain.evaluation.report import Material, findings, write_report
-from posttrain.evaluation.summary import write_summary
+from posttrain.evaluation.comparison import Experiment, compare, notes
+from posttrain.evaluation.entries import BASELINE, read_entries, read_json, read_records
+from posttrain.evaluation.files import write_all
+from posttrain.evaluation.findings import findings
 
 
 def main(argv: list[str]) -> int:
-    """Write summary.csv, report.html and the pictures. Every run is measured against its own folder's SFT model."""
+    """Write summary.csv, seeds.csv, report.html and the pictures.
+
+    Every run is measured against its own folder's SFT model, and held against its own experiment's thresholds.
+    """
+    options = _options(argv)
+    several = len(options.folders) > 1
+    experiments = [read_experiment(folder, several, options.bootstrap, options.seed) for folder in options.folders]
+    comparison = compare(experiments)
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"--output {options.output} is a file, or lies below one; give a folder") from None
+    write_all(options.output, ", ".join(each.name for each in experiments), comparison)
+    print(*notes(comparison), *findings(comparison), f"{options.output / 'report.html'} is written", sep="\n")
+    return 0
+
+
+def read_experiment(folder: Path, several: bool, resamples: int, seed: int) -> Experiment:
+    """What is finished in an experiment's folder; `several` puts its name before those of its runs.
+
+    Raises UserError where it is no experiment's folder, or a part of it is missing or damaged.
+    """
+    name = folder.resolve().name
+    evaluations = {path.parent.name: path.parent for path in sorted(folder.glob("eval/*/manifest.json"))}
+    if not evaluations:
+        what = "has no finished evaluation (eval/*/manifest.json)" if folder.is_dir() else "is no folder"
+        raise UserError(f"{folder} {what}; name an experiment's results folder, as results/reviews")
+    if BASELINE not in evaluations:
+        raise UserError(f"{folder}/eval/{BASELINE} is not finished: run snakemake for this experiment again")
+    runs = {run: folder / "runs" / run for run in evaluations if (folder / "runs" / run / "manifest.json").exists()}
+    entries = read_entries(evaluations, runs, resamples, seed, f"{name}/" if several else "")
+    folders = {stage: folder / stage for stage in ("data", "reward_model") if (folder / stage).is_dir()}
+    return Experiment(name, entries, thresholds(folder), read_records(folder, [*evaluations]), folders)
+
+
+def thresholds(folder: Path) -> Flags:
+    """Those of the experiment's last comparison, else of its newest configuration, else the defaults."""
+    last = folder / "compare" / "manifest.json"
+    if last.exists():
+        limits = read_json(last).get("config", {}).get("flags")
+        if limits is not None:
+            return Flags.model_validate(limits)
+    configs = sorted((folder / ".state" / "config").glob("*.yaml"), key=lambda path: path.stat().st_mtime_ns)
+    return parse_config(read_yaml(configs[-1]), str(configs[-1])).flags if configs else Flags()
+
+
+def _options(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="posttrain compare", description="Compare the runs of finished experiments.")
     parser.add_argument("folders", nargs="+", type=Path, metavar="RESULTS", help="such as results/quick")
     parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder to write (comparison)")
     parser.add_argument("--bootstrap", type=int, default=1000, help="resamples of the intervals (1000)")
     parser.add_argument("--seed", type=int, default=0, help="of the resamples (0)")
     options = parser.parse_args(argv)
-    entries: list[Entry] = []
-    records: list[Record] = []
-    for folder in options.folders:
-        prefix = f"{folder.resolve().name}/" if len(options.folders) > 1 else ""
-        found = _read(folder, prefix, options.bootstrap, options.seed)
-        entries += found
-        records += read_records(folder, [entry.name.removeprefix(prefix) for entry in found])
-    options.output.mkdir(parents=True, exist_ok=True)
-    write_summary(options.output / "summary.csv", entries)
-    plots = draw_all(options.output, entries)
-    title = ", ".join(folder.resolve().name for folder in options.folders)
-    data = options.folders[0] / "data" if len(options.folders) == 1 else None
-    write_report(options.output / "report.html", Material(title, entries, plots, records, data))
-    print(*findings(entries), f"{options.output / 'report.html'} is written", sep="\n")
-    return 0
-
-
-def _read(folder: Path, prefix: str, resamples: int, seed: int) -> list[Entry]:
-    evaluations = {path.parent.name: path.parent for path in sorted(folder.glob("eval/*/manifest.json"))}
-    if not evaluations:
-        raise UserError(
-            f"{folder} has no finished evaluation (eval/*/manifest.json); name an experiment's results folder"
-        )
-    runs = {name: folder / "runs" / name for name in evaluations if (folder / "runs" / name / "manifest.json").exists()}
-    return read_entries(evaluations, runs, resamples, seed, prefix)
+    if options.bootstrap < 1:
+        raise UserError(f"--bootstrap {options.bootstrap}: give at least 1")
+    if options.seed < 0:
+        raise UserError(f"--seed {options.seed}: give 0 or more")
+    names = [folder.resolve().name for folder in options.folders]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise UserError(f"two of the folders are called {twice}: give each folder once, under a name of its own")
+    return options

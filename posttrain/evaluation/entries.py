@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.data.tables import read_table
+from posttrain.data.tables import EVALUATED, read_table
 from posttrain.errors import UserError
 from posttrain.evaluation.metrics import paired
 from posttrain.evaluation.statistics import Estimate
 from posttrain.tracking.metrics_file import NAME, read_lines
 
 BASELINE = "sft"
+# Every run is made of these, and runs on ranked preferences of two more.
+_SHARED = {"data", "sft", "reward_model"}
+_RANKED = {"samples", "preferences"}
 
 Row = dict[str, Any]
 Curve = tuple[list[int], list[float]]
@@ -25,12 +28,18 @@ class Entry:
     """One evaluated model.
 
     `rows` are those of samples.parquet, `metrics` the model's own and, for a run, the paired ones against its baseline,
-    `curves` (steps, values) of each metric logged in training.
+    `curves` (steps, values) of each metric logged in training. `recipe` is equal for runs that differ by seeds alone,
+    `seeds` are the run's and its experiment's. `made_from` has the digest of each input of its evaluation.
     """
 
     name: str
+    short_name: str  # without its experiment's
     method: str
     seed: int | None
+    seeds: tuple[int | None, int | None]
+    recipe: str
+    judge: str | None
+    made_from: Mapping[str, str]
     rows: list[Row]
     metrics: dict[str, Estimate]
     curves: dict[str, Curve]
@@ -63,56 +72,119 @@ def read_entries(
     entries = []
     for name in [BASELINE, *(name for name in evaluations if name != BASELINE)]:
         rows = baseline if name == BASELINE else _rows(evaluations[name])
-        metrics = _metrics(evaluations[name])
+        metrics = estimates(evaluations[name] / "metrics.json")
         if name != BASELINE:
-            metrics.update(paired(rows, baseline, name, resamples, seed))
-        settings = _settings(runs.get(name))
-        method = BASELINE if name == BASELINE else settings.get("run", {}).get("method", "unknown")
-        curves = read_curves(runs[name] / NAME) if name in runs else {}
-        entries.append(Entry(prefix + name, method, settings.get("seed"), rows, metrics, curves))
+            metrics.update(paired(rows, baseline, prefix + name, resamples, seed))
+        entries.append(_entry(name, prefix, evaluations[name], runs.get(name), rows, metrics))
     return entries
+
+
+def _entry(
+    name: str, prefix: str, evaluation: Path, run: Path | None, rows: list[Row], metrics: dict[str, Estimate]
+) -> Entry:
+    evaluated, trained = _manifest(evaluation), _manifest(run) if run else {}
+    settings = trained.get("config", {})
+    return Entry(
+        name=prefix + name,
+        short_name=name,
+        method=BASELINE if name == BASELINE else settings.get("run", {}).get("method", "unknown"),
+        seed=settings.get("seed"),
+        seeds=(settings.get("seed"), evaluated.get("config", {}).get("seed")),
+        recipe=_recipe(name, evaluation, evaluated, trained),
+        judge=evaluated.get("config", {}).get("evaluation", {}).get("judge"),
+        made_from=evaluated.get("inputs", {}),
+        rows=rows,
+        metrics=metrics,
+        curves=read_curves(run / NAME) if run else {},
+    )
 
 
 def read_records(experiment: Path, names: Sequence[str]) -> list[Record]:
     """Every finished stage in an experiment's folder, less those of runs that are not in `names`, in time's order."""
     records = []
     for pattern in ("*", "runs/*", "eval/*"):
-        for path in experiment.glob(f"{pattern}/manifest.json"):
-            manifest, facts = _read_json(path), path.with_name("run.json")
+        for path in sorted(experiment.glob(f"{pattern}/manifest.json")):
+            manifest, facts = read_json(path), path.with_name("run.json")
             if manifest.get("stage") != "compare" and manifest.get("run") in (None, *names) and facts.exists():
-                records.append(Record(manifest, _read_json(facts)))
+                records.append(Record(manifest, read_json(facts)))
     return sorted(records, key=lambda record: str(record.facts.get("started", "")))
 
 
 def read_curves(path: Path) -> dict[str, Curve]:
     """The training metrics of a metrics.jsonl, in the order of their steps."""
     points: dict[str, dict[int, float]] = {}
-    for line in read_lines(path):
+    try:
+        lines = read_lines(path)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged ({error}): run the stage that makes it again") from None
+    for line in lines:
         if line.step is not None:
             for name, value in line.values.items():
                 points.setdefault(name, {})[line.step] = value
     return {name: (sorted(found), [found[step] for step in sorted(found)]) for name, found in points.items()}
 
 
-def _rows(folder: Path) -> list[Row]:
-    return [
-        {str(key): value for key, value in row.items()}
-        for row in read_table(folder / "samples.parquet").to_dict("records")
-    ]
-
-
-def _metrics(folder: Path) -> dict[str, Estimate]:
-    return {name: Estimate(**fields) for name, fields in _read_json(folder / "metrics.json").items()}
-
-
-def _settings(run: Path | None) -> dict[str, Any]:
-    settings: dict[str, Any] = _read_json(run / "manifest.json").get("config", {}) if run else {}
-    return settings
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """A file with one JSON object. Raises UserError where it is missing or another thing."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): run the stage that makes it again") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no JSON object: run the stage that makes it again")
     return content
+
+
+def estimates(path: Path) -> dict[str, Estimate]:
+    """A metrics.json of `evaluate` or `reward_model`. Raises UserError where it is missing or another thing."""
+    try:
+        found = {name: Estimate(**fields) for name, fields in read_json(path).items()}
+        numbers = [x for each in found.values() for x in (each.value, each.low, each.high, each.n)]
+        if not all(isinstance(number, (int, float)) for number in numbers):
+            raise TypeError
+        return found
+    except TypeError:
+        raise UserError(f"{path} holds other things than estimates: run the stage that makes it again") from None
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """A stage's manifest, whose parts that are read here are mappings."""
+    content = read_json(folder / "manifest.json")
+    config = content.get("config", {})
+    parts = [config, content.get("inputs", {})]
+    parts += [config.get(name, {}) for name in ("run", "evaluation")] if isinstance(config, dict) else []
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(f"{folder / 'manifest.json'} is no stage's manifest: run the stage that makes it again")
+    return content
+
+
+def _rows(folder: Path) -> list[Row]:
+    table = read_table(folder / "samples.parquet")
+    optional = {field.name for field in EVALUATED if field.nullable}
+    missing = set(EVALUATED.names) - optional - set(table.columns)
+    if missing or table.empty:
+        lack = f"has no column {', '.join(sorted(missing))}" if missing else "has no rows"
+        raise UserError(f"{folder / 'samples.parquet'} {lack}: run evaluate again to make it")
+    rows = [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+    return [{**dict.fromkeys(optional), **row} for row in rows]
+
+
+def _recipe(name: str, evaluation: Path, evaluated: dict[str, Any], trained: dict[str, Any]) -> str:
+    """All settings of a run's training and evaluation and of the stages before, without seeds and where it ran.
+
+    A run without a manifest is like no other.
+    """
+    if not trained:
+        return f"{evaluation}: {name}"
+    stages = _SHARED | (_RANKED if "preferences" in trained.get("inputs", {}) else set())
+    before = {stage: evaluation.parents[1] / stage / "manifest.json" for stage in sorted(stages)}
+    settings = {stage: read_json(path).get("config") for stage, path in before.items() if path.exists()}
+    settings |= {"run": trained.get("config"), "evaluation": evaluated.get("config")}
+    return json.dumps(_without(settings, ("seed", "device", "threads")), sort_keys=True)
+
+
+def _without(value: Any, keys: Sequence[str]) -> Any:
+    """The same nested mapping without some keys."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _without(inner, keys) for key, inner in value.items() if key not in keys}

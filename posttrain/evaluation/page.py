@@ -1,51 +1,24 @@
-"""The report's page: a Jinja template and its style, in a module so that an edit is part of compare's code slice."""
+"""The report's page: a Jinja template, in a module so that an edit is part of compare's code slice."""
 
 from __future__ import annotations
 
-STYLE = """
-:root { --ink: #1f2630; --soft: #5b6472; --line: #e3e6eb; --tint: #f6f7f9; --accent: #0b5cad; }
-* { box-sizing: border-box; }
-body { margin: 0; color: var(--ink); background: #fff; -webkit-text-size-adjust: 100%;
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-main { max-width: 1180px; margin: 0 auto; padding: 40px 24px 80px; }
-h1 { font-size: 30px; line-height: 1.2; margin: 0 0 6px; letter-spacing: -0.01em; overflow-wrap: anywhere; }
-h2 { font-size: 20px; margin: 48px 0 12px; padding-top: 16px; border-top: 1px solid var(--line); }
-p, ul { margin: 8px 0; max-width: 75ch; }
-.soft, figcaption, .interval { color: var(--soft); }
-.findings { background: var(--tint); border-left: 3px solid var(--accent); padding: 10px 16px; margin: 20px 0; }
-.findings p { margin: 4px 0; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; margin: 12px 0; }
-table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { text-align: right; padding: 8px 9px; border-bottom: 1px solid var(--line); white-space: nowrap;
-  vertical-align: top; }
-th { font-weight: 600; color: var(--soft); border-bottom-color: #b8bfc9; }
-th:first-child, td:first-child, .text th, .text td { text-align: left; }
-td:first-child { font-weight: 600; }
-td.prose { white-space: normal; min-width: 200px; }
-.runs th:first-child, .runs td:first-child { position: sticky; left: 0; background: #fff; }
-.interval { display: block; font-size: 11.5px; }
-.dot { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); gap: 28px; }
-figure { margin: 0; min-width: 0; }
-figure:last-child:nth-child(odd) { grid-column: 1 / -1; overflow-x: auto; }
-figure:last-child:nth-child(odd) img { min-width: 640px; }
-figure img { width: 100%; height: auto; display: block; } figcaption { font-size: 13.5px; margin-top: 4px; }
-.prompt { margin: 28px 0 8px; font-weight: 600; white-space: pre-wrap; overflow-wrap: anywhere; }
-.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 190px), 1fr)); gap: 12px; }
-.answer { border: 1px solid var(--line); border-top-width: 3px; border-radius: 4px; padding: 8px 12px;
-  font-size: 14px; min-width: 0; }
-.answer header { display: flex; justify-content: space-between; gap: 8px; font-size: 12.5px; color: var(--soft); }
-.answer p { margin: 6px 0 0; white-space: pre-wrap; overflow-wrap: anywhere; }
-pre { background: var(--tint); padding: 12px 16px; overflow-x: auto; font-size: 13px; border-radius: 4px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 16px; font-size: 14px; }
-dt { font-weight: 600; } dd { margin: 0; color: var(--soft); }
-@media (max-width: 600px) { main { padding: 24px 16px 56px; } h1 { font-size: 24px; } th, td { padding: 7px 9px; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: 8px; } }
-@media print { .wide { overflow: visible; } figure, .answer { break-inside: avoid; } }
-"""
-
 PAGE = """{% set blank = "&ndash;" | safe %}
 {% macro dot(name) %}<span class="dot" style="background: {{ colours[name] }}"></span>{% endmacro %}
+{% macro cell(found, column, error=none) %}
+{% if found %}
+{% set shown = found | number(column) %}
+{% set even = {"eval/judge_gain": 0, "eval/reward_gain": 0, "eval/win_rate": 0.5}.get(column.metric) %}
+{% set mark = "" if even is none else "up" if found.low > even else "down" if found.high < even else "" %}
+<td><span class="{{ mark }}">{{ "+" if even == 0 and found.value > 0 }}{{ shown.value }}</span>
+{% if error %} &plusmn; {{ "%.2f" | format(error.value) }}{% endif %}
+<span class="interval">{{ shown.interval }}</span></td>
+{% else %}
+<td class="soft">{{ blank }}</td>
+{% endif %}
+{% endmacro %}
+{% macro heads(columns) %}
+{% for column in columns %}<th title="{{ column.meaning }}">{{ column.title }}</th>{% endfor %}
+{% endmacro %}
 <!doctype html>
 <html lang="en">
 <head>
@@ -55,63 +28,116 @@ PAGE = """{% set blank = "&ndash;" | safe %}
 <style>{{ style | safe }}</style>
 </head>
 <body><main>
+<p class="eyebrow">Comparison of post-trained models</p>
 <h1>{{ title }}</h1>
-<p class="soft">{{ entries | length }} models on {{ entries[0].rows | length }} held-out prompts,
-one completion each, with the same random numbers for every model.</p>
-{% if findings %}
-<div class="findings">{% for sentence in findings %}<p>{{ sentence }}</p>{% endfor %}</div>
+<p class="soft">{{ entries | length }} models on {{ entries[0].rows | length }} held-out prompts, one completion each,
+with the same random numbers for every model
+{%- if comparison.judges %}; judged by {{ comparison.judges | join(", ") }}, which no training stage sees
+{%- endif %}.</p>
+<nav><a href="#runs">Runs</a>{% if comparison.groups %}<a href="#seeds">Seeds</a>{% endif %}
+<a href="#figures">Figures</a>
+{% if samples %}<a href="#samples">Samples</a>{% endif %}
+{% if cards or accuracies %}<a href="#data">Data and reward model</a>{% endif %}
+{% if recipes %}<a href="#stages">What ran where</a><a href="#again">Make it again</a>{% endif %}
+<a href="#reading">How to read it</a></nav>
+
+<div class="lead">
+<section><h2>Findings</h2>
+<ul class="findings">
+{% for sentence in findings %}
+<li{% if " is flagged: " in sentence %} class="flagged"{% endif %}>{{ sentence }}</li>
+{% endfor %}
+{% for sentence in accuracies %}<li>{{ sentence }}</li>{% endfor %}
+</ul>
+<p class="soft small">In brackets: 95 % intervals. &ldquo;Better&rdquo; is said where the interval of the paired
+difference lies above 0.</p>
+</section>
+{% if lead %}
+<figure><img src="{{ lead.image }}" alt="{{ lead.caption }}"><figcaption>{{ lead.caption }}</figcaption></figure>
+{% endif %}
+</div>
+{% if notes %}
+<div class="notes">{% for sentence in notes %}<p>{{ sentence }}</p>{% endfor %}</div>
 {% endif %}
 
-<h2>Runs</h2>
+<h2 id="runs">Runs</h2>
 <div class="wide"><table class="runs">
-<thead><tr><th>Run</th><th>Method</th>
-{% for column in columns %}
-<th title="{{ column.meaning }}">{{ column.title }}</th>
-{% endfor %}
-</tr></thead>
+<thead><tr><th>Run</th>{{ heads(columns) }}<th>Flags</th></tr></thead>
 <tbody>
 {% for entry in entries %}
-<tr><td>{{ dot(entry.name) }}{{ entry.name }}</td>
-<td>{{ entry.method }}{% if entry.seed is not none %}<span class="interval">seed {{ entry.seed }}</span>{% endif %}</td>
+{% set flags = comparison.flags.get(entry.name) %}
+<tr{% if entry.is_baseline %} class="baseline"{% endif %}>
+<td>{{ dot(entry.name) }}{{ entry.name }}
+<span class="method">{{ "baseline" if entry.is_baseline else entry.method }}
+{%- if entry.seed is not none %}, seed {{ entry.seed }}{% endif %}</span>
+{% if flags %}<span class="badge">flagged</span>{% endif %}</td>
 {% for column in columns %}
-{% if column.metric in entry.metrics %}
-{% set shown = entry.metrics[column.metric] | number(column) %}
-<td>{{ shown.value }}<span class="interval">{{ shown.interval }}</span></td>
-{% else %}
-<td class="soft">{{ blank }}</td>
-{% endif %}
+{{ cell(entry.metrics.get(column.metric), column, entry.metrics.get(kl_error) if column.metric == "eval/kl") }}
+{%- endfor %}
+<td>
+{% for flag in flags or [] %}<span class="badge" title="{{ flag.sentence }}">{{ flag.name }}</span><br>
+{% else %}<span class="badge none">{{ "none" if flags is not none else blank }}</span>{% endfor %}
+</td></tr>
 {% endfor %}
+</tbody></table></div>
+<p class="soft small">Below each value: its 95 % interval over prompts, for this one trained model. Blue: above SFT;
+brown: below it.</p>
+
+{% if comparison.groups %}
+<h2 id="seeds">Over seeds</h2>
+<p>Runs of equal settings, trained with different seeds. The interval is Student&rsquo;s t over the seeds&rsquo;
+values. It says how far another training could come out elsewhere; the interval over prompts says how far the figure of
+one trained model could lie elsewhere on other prompts, and knows nothing of other trainings. With few seeds it is
+wide.</p>
+<div class="wide"><table class="runs">
+<thead><tr><th>Group</th><th>Seeds</th>
+{% for metric in gains %}<th>{{ "Judge" if "judge" in metric else "Reward" }} gain &gt; 0 in</th>{% endfor %}
+{{ heads(columns) }}</tr></thead>
+<tbody>
+{% for group in comparison.groups %}
+<tr><td>{{ dot(group.members[0].name) }}{{ group.name }}<span class="method">{{ group.method }}</span></td>
+<td>{{ group.members | length }}</td>
+{% for metric in gains %}<td>{{ group.above_zero(metric) }} of {{ group.members | length }}</td>{% endfor %}
+{% for column in columns %}{{ cell(group.over_seeds(column.metric), column) }}{% endfor %}
 </tr>
 {% endfor %}
 </tbody></table></div>
-<p class="soft">Below each value: its 95 % interval over prompts.</p>
+<p class="soft small">&ldquo;Gain &gt; 0 in&rdquo; counts the seeds whose own paired interval over prompts lies above
+0.</p>
+{% endif %}
 
-<h2>Figures</h2>
+<h2 id="figures">Figures</h2>
 <div class="figures">
-{% for caption, image in figures %}
-<figure><img src="{{ image }}" alt="{{ caption }}"><figcaption>{{ caption }}</figcaption></figure>
+{% for figure in figures %}
+<figure{% if figure.wide %} class="broad"{% endif %}><div class="wide"><img src="{{ figure.image }}"
+alt="{{ figure.caption }}"></div><figcaption>{{ figure.caption }}</figcaption></figure>
 {% endfor %}
 </div>
 
 {% if samples %}
-<h2>Samples side by side</h2>
-<p class="soft">The first {{ samples | length }} of the held-out prompts in their fixed order, not picked.
-At the right of each: its reward.</p>
+<h2 id="samples">Samples side by side</h2>
+<p class="soft">The first {{ samples | length }} of the held-out prompts in their fixed order, not picked
+{%- if one_of_each %}; of runs that differ by their seed, the first{% endif %}.</p>
 {% for sample in samples %}
 <p class="prompt">{{ sample.prompt }}</p>
 <div class="answers">
 {% for entry, row in sample.answers %}
 <div class="answer" style="border-top-color: {{ colours[entry.name] }}">
-<header><span>{{ entry.name }}</span>
-<span>{{ "%.2f" | format(row.reward) }}{% if row.finish == "length" %} &middot; cut{% endif %}</span></header>
+<header><b>{{ entry.name }}</b><span>
+{%- if row.judge is not none %}judge {{ "%.2f" | format(row.judge) }} &middot; {% endif -%}
+reward {{ "%.2f" | format(row.reward) }} &middot; KL {{ "%.1f" | format(row.kl) }}
+{%- if row.finish == "length" %} &middot; cut{% endif %}</span></header>
 <p>{{ row.text | trim }}</p></div>
 {% endfor %}
 </div>
 {% endfor %}
 {% endif %}
 
-{% if card %}
-<h2>Data</h2>
+{% if cards or accuracies %}
+<h2 id="data">Data and reward model</h2>
+{% for sentence in accuracies %}<p>{{ sentence }}</p>{% endfor %}
+{% for card in cards %}
+{% if cards | length > 1 %}<h3>{{ card.experiments | join(", ") }}</h3>{% endif %}
 <div class="wide"><table>
 <thead><tr><th>Source</th><th>Form</th><th>Read</th><th>Train</th><th>Validation</th><th>Test</th><th>Dropped</th></tr></thead>
 <tbody>
@@ -139,43 +165,63 @@ At the right of each: its reward.</p>
 <figure><img src="{{ image }}" alt="Histogram of the data"></figure>
 {% endfor %}
 </div>
+{% endfor %}
 {% endif %}
 
-{% if records %}
-<h2>What ran where</h2>
-<p class="soft">{{ total | duration }} of work in all.</p>
+{% if recipes %}
+<h2 id="stages">What ran where, and how long</h2>
+{% for experiment in comparison.experiments if experiment.records %}
+{% if recipes | length > 1 %}<h3>{{ experiment.name }}</h3>{% endif %}
+<p class="soft small">{{ experiment.records | sum(attribute="facts.seconds") | duration }} of work in all.</p>
 <div class="wide"><table class="text">
-<thead><tr><th>Stage</th><th>Time</th><th>Device</th><th>Threads</th><th>Image</th><th>Host</th><th>Started</th><th>Attempts</th></tr></thead>
+<thead><tr><th>Stage</th><th>Started</th><th>Time</th><th>Image</th><th>Host</th><th>Device</th><th>Threads</th>
+<th>Attempts</th><th>Resumed at step</th></tr></thead>
 <tbody>
-{% for record in records %}
+{% for record in experiment.records %}
 <tr><td>{{ record.manifest.stage }}{% if record.manifest.run %} {{ record.manifest.run }}{% endif %}</td>
-<td>{{ record.facts.seconds | default(0) | duration }}</td>
+<td>{{ record.facts.started | default("") | moment }}</td><td>{{ record.facts.seconds | default(0) | duration }}</td>
+<td>{{ (record.manifest.image or "host") | truncate(15, true) }}</td><td>{{ record.facts.host or blank }}</td>
 <td>{{ record.manifest.device or blank }}</td><td>{{ record.manifest.threads or blank }}</td>
-<td>{{ record.manifest.image | default("host") | truncate(19, true) }}</td>
-<td>{{ record.facts.host | default(blank) }}</td>
-<td>{{ record.facts.started | default("") | moment }}</td><td>{{ record.facts.attempts | default(1) }}</td></tr>
+<td>{{ record.facts.attempts | default(1) }}</td>
+<td>{{ record.facts.resumed_at | default([]) | join(", ") or blank }}</td></tr>
 {% endfor %}
 </tbody></table></div>
+{% endfor %}
 
-<h2>Versions, and how to make this again</h2>
+<h2 id="again">Make it again</h2>
+{% for recipe in recipes %}
+{% if recipes | length > 1 %}<h3>{{ recipe.name }}</h3>{% endif %}
+<pre>{{ recipe.commands }}</pre>
+{% if recipe.dirty %}
+<p><b>The working tree had changes that were not committed</b>: the commit alone does not give the code that ran. The
+digest of each stage&rsquo;s code stands in its manifest.json.</p>
+{% endif %}
+{% if recipe.config %}
+<details><summary>The configuration, to be saved under the name in the last command</summary>
+<pre>{{ recipe.config }}</pre>
+<p class="soft small">A key that is not shown has its default at that commit.</p></details>
+{% else %}
+<p class="soft small">The whole configuration is an artifact of each MLflow run, and its parts stand in each stage's
+manifest.json.</p>
+{% endif %}
 <dl>
-<dt>Commit</dt><dd>{{ commits | join("; ") }}</dd>
+<dt>{{ "Commits" if recipe.commits | length > 1 else "Commit" }}</dt><dd>{{ recipe.commits | join(", ") }}
+{%- if recipe.dirty %} with uncommitted changes{% endif %}</dd>
+<dt>Image</dt><dd>{{ recipe.images | join(", ") }}</dd>
 <dt>Packages</dt><dd>
-{% for name, version in packages.items() %}
+{% for name, version in recipe.packages.items() %}
 {{ name }} {{ version }}{{ ", " if not loop.last }}
 {% endfor %}
 </dd>
 </dl>
-<pre>git checkout {{ commits[0].split(" ")[0] }}
-dvc pull
-snakemake --cores all{{ " --use-singularity" if containers }}</pre>
-<p class="soft">The settings of each stage stand in its manifest.json; the whole configuration is an artifact of each
-MLflow run.</p>
+{% endfor %}
 {% endif %}
 
-<h2>How to read the numbers</h2>
+<h2 id="reading">How to read the numbers</h2>
 <dl>{% for column in columns %}<dt>{{ column.title }}</dt><dd>{{ column.meaning }}</dd>{% endfor %}</dl>
-<p class="soft">Intervals are percentile bootstrap over prompts unless said otherwise. The reward is the model that
-the runs were trained to please: a gain in it is no proof that the text is better.</p>
+<p class="soft small">Intervals are percentile bootstrap over prompts unless said otherwise; those of differences are
+paired by prompt. The reward is the model that the runs were trained to please: a gain in it is no proof that the text
+is better. A flag is a reason to read the samples, not a verdict.</p>
+<footer>Also beside this page: summary.csv, seeds.csv and each figure as a PNG file.</footer>
 </main></body></html>
 """

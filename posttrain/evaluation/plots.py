@@ -1,107 +1,207 @@
-"""The comparison's pictures; equal entries give equal bytes."""
+"""The comparison's pictures; equal comparisons give equal bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from posttrain.evaluation.canvas import INK, WARNING, WIDTH, arms, colours, new_figure, save, style
+from posttrain.evaluation.comparison import Comparison, Subject
 from posttrain.evaluation.entries import Curve, Entry
+from posttrain.evaluation.flags import LIMITS, Limit
+from posttrain.evaluation.seeds import over_seeds
 from posttrain.evaluation.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
-INK, GRID = "#333a45", "#e3e6eb"
-BASELINE_COLOUR = "#7a828e"
-# Okabe & Ito's palette, told apart by colour-blind readers too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")
 CURVES = (
     ("rollout/reward", "reward of the samples"),
-    ("train/kl", "KL to the reference"),
+    ("rollout/kl", "KL to SFT, nats per sequence"),
     ("train/loss", "loss"),
     ("train/accuracy", "preference accuracy"),
     ("train/margin", "preference margin"),
-    ("rollout/length", "length of the samples"),
+    ("rollout/length", "tokens of a sample"),
 )
-_STYLE: Any = {
-    "font.size": 10,
-    "text.color": INK,
-    "axes.edgecolor": "#b8bfc9",
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "grid.color": GRID,
-}
+_PATH = ("rollout/kl", "rollout/reward")  # what an online run logs at every step
+_SEED_DROP = 0.26  # of a row: how far below the group's mean its seeds stand
 
 
-def colours(entries: Sequence[Entry]) -> list[str]:
-    """One colour per entry: grey for baselines, the palette in order for runs."""
-    runs = [entry.name for entry in entries if not entry.is_baseline]
-    return [
-        BASELINE_COLOUR if entry.is_baseline else COLOURS[runs.index(entry.name) % len(COLOURS)] for entry in entries
-    ]
+def draw_all(folder: Path, comparison: Comparison) -> list[Path]:
+    """Draw every picture that the comparison has numbers for; returns the files."""
+    drawings: dict[str, Callable[[Comparison], Figure | None]] = {
+        "gains.png": _gains,
+        "reward_kl.png": _reward_kl,
+        "win_rate.png": _win_rate,
+        "lengths.png": _lengths,
+        "limits.png": _limits,
+        "curves.png": _curves,
+    }
+    files = []
+    with style():
+        for name, draw in drawings.items():
+            figure = draw(comparison)
+            if figure:
+                files.append(save(figure, folder / name))
+    return files
 
 
-def draw_all(folder: Path, entries: Sequence[Entry]) -> list[Path]:
-    """Draw every picture that the entries have numbers for; returns the files."""
-    with matplotlib.rc_context(_STYLE):
-        drawn = [
-            _intervals(entries, "eval/reward", "Reward of held-out completions", None),
-            _intervals(entries, "eval/win_rate", "Win rate against SFT", 0.5),
-            _reward_kl(entries),
-            _lengths(entries),
-            _curves(entries),
-        ]
-        names = ("reward.png", "win_rate.png", "reward_kl.png", "lengths.png", "curves.png")
-        return [_save(figure, folder / name) for name, figure in zip(names, drawn, strict=True) if figure]
+# --- rows: one per model or group of seeds ---------------------------------------------------------------------------
 
 
-def _intervals(entries: Sequence[Entry], metric: str, title: str, line: float | None) -> Figure | None:
-    """A point and its interval for each entry, the first on top."""
-    shown = [
-        (entry, colour) for entry, colour in zip(entries, colours(entries), strict=True) if metric in entry.metrics
-    ]
-    if not shown:
-        return None
-    figure, (axes,) = _figure(1, height=1.1 + 0.42 * len(shown))
-    for place, (entry, colour) in enumerate(shown):
-        found = entry.metrics[metric]
-        axes.plot([found.low, found.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
-        axes.plot([found.value], [place], "o", color=colour, markersize=6.5)
-    axes.set_yticks(range(len(shown)), [entry.name for entry, _ in shown])
-    axes.set_ylim(len(shown) - 0.5, -0.5)
+def _rows_of(axes: Axes, subjects: Sequence[Subject], names: bool = True) -> None:
+    """A row for each subject, the first on top."""
+    axes.set_yticks(range(len(subjects)), [subject.name for subject in subjects] if names else [])
+    axes.set_ylim(len(subjects) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
-    if line is not None:
-        axes.axvline(line, color=INK, linestyle=":", linewidth=1)
-    axes.set_title(f"{title} (95 % interval)")
+
+
+def _interval(axes: Axes, place: float, found: Estimate, colour: str, marker: str = "o") -> None:
+    axes.plot([found.low, found.high], [place, place], color=colour, linewidth=2.4, solid_capstyle="round")
+    axes.plot([found.value], [place], marker, color=colour, markersize=7, markeredgecolor="white", markeredgewidth=0.9)
+
+
+def _row(axes: Axes, place: int, subject: Subject, colour: str, found: Sequence[Estimate]) -> None:
+    """One model's value and interval; or a group's mean and interval over seeds, and below it each seed's value."""
+    if subject.group is None:
+        _interval(axes, place, found[0], colour)
+        return
+    _interval(axes, place - 0.08, over_seeds([each.value for each in found]), colour, "D")
+    below = [place + _SEED_DROP] * len(found)
+    axes.plot([each.value for each in found], below, "o", color=colour, markersize=4, alpha=0.55, markeredgewidth=0)
+
+
+def _panel(axes: Axes, comparison: Comparison, subjects: Sequence[Subject], metric: str) -> None:
+    colour = colours(comparison.subjects())
+    for place, subject in enumerate(subjects):
+        found = [entry.metrics[metric] for entry in subject.members if metric in entry.metrics]
+        if len(found) == len(subject.members):
+            _row(axes, place, subject, colour[subject.members[0].name], found)
+    _rows_of(axes, subjects)
+
+
+def _having(comparison: Comparison, metric: str) -> list[Subject]:
+    return [s for s in comparison.subjects() if any(metric in entry.metrics for entry in s.members)]
+
+
+def _interval_name(subjects: Sequence[Subject]) -> str:
+    """What the bars are, for an axis."""
+    kinds = []
+    if any(subject.group is None for subject in subjects):
+        kinds.append("bar: 95 % over prompts")
+    if any(subject.group for subject in subjects):
+        kinds.append("\u25c6 mean and 95 % over seeds, dots: seeds")
+    return "; ".join(kinds)
+
+
+def _gains(comparison: Comparison) -> Figure | None:
+    titles = {"eval/judge_gain": "Gain by the independent judge", "eval/reward_gain": "Gain by the reward model"}
+    panels = [(metric, title) for metric, title in titles.items() if _having(comparison, metric)]
+    if not panels:
+        return None
+    rows = max(len(_having(comparison, metric)) for metric, _ in panels)
+    figure, axes = new_figure(len(panels), 1, height=len(panels) * (0.95 + 0.36 * rows))
+    for place, (metric, title) in zip(axes, panels, strict=True):
+        shown = _having(comparison, metric)
+        _panel(place, comparison, shown, metric)
+        place.axvline(0, color=INK, linewidth=1)
+        place.set_title(title)
+        place.set_xlabel(f"difference to SFT on the same prompts ({_interval_name(shown)})")
     return figure
 
 
-def _reward_kl(entries: Sequence[Entry]) -> Figure:
-    figure, (axes,) = _figure(1, height=4.0)
-    for entry, colour in zip(entries, colours(entries), strict=True):
-        kl, reward = entry.metrics["eval/kl"], entry.metrics["eval/reward"]
-        axes.errorbar(
-            kl.value,
-            reward.value,
-            xerr=_arms(kl),
-            yerr=_arms(reward),
-            fmt="o",
-            color=colour,
-            elinewidth=1.4,
-            markersize=6.5,
-        )
-        axes.annotate(entry.name, (kl.value, reward.value), xytext=(7, 6), textcoords="offset points", color=colour)
+def _win_rate(comparison: Comparison) -> Figure | None:
+    shown = _having(comparison, "eval/win_rate")
+    if not shown:
+        return None
+    figure, (axes,) = new_figure(1, 1, height=0.95 + 0.36 * len(shown))
+    _panel(axes, comparison, shown, "eval/win_rate")
+    axes.axvline(0.5, color=INK, linewidth=1)
+    axes.set_title(f"Win rate against SFT, by the {'judge' if comparison.judges else 'reward model'}")
+    axes.set_xlabel(f"share of prompts, ties half ({_interval_name(shown)})")
+    return figure
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def _limits(comparison: Comparison) -> Figure | None:
+    """A panel for each threshold: how far every run is from it."""
+    shown = [subject for subject in comparison.subjects() if not subject.is_baseline]
+    panels = [limit for limit in LIMITS if any(limit.metric in entry.metrics for s in shown for entry in s.members)]
+    if not shown or not panels:
+        return None
+    columns = min(3, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure, axes = new_figure(lines, columns, height=lines * (0.95 + 0.32 * len(shown)), width=2 * WIDTH)
+    for number, (place, limit) in enumerate(zip(axes, panels, strict=False)):
+        _limit(place, comparison, shown, limit, names=number % columns == 0)
+    for place in axes[len(panels) :]:
+        place.set_visible(False)
+    return figure
+
+
+def _limit(axes: Axes, comparison: Comparison, shown: Sequence[Subject], limit: Limit, names: bool) -> None:
+    colour = colours(comparison.subjects())
+    for place, subject in enumerate(shown):
+        found = [_relative(comparison, entry, limit) for entry in subject.members]
+        known = [each for each in found if each is not None]
+        if len(known) == len(found):
+            _row(axes, place, subject, colour[subject.members[0].name], known)
+    _rows_of(axes, shown, names)
+    thresholds = {limit.threshold(experiment.limits) for experiment in comparison.experiments} - {None}
+    for threshold in sorted(filter(None, thresholds)):
+        axes.axvline(threshold, color=WARNING, linewidth=1.2, linestyle=(0, (4, 3)))
+    neutral = {"ratio": 1.0, "difference": 0.0, "alone": 0.0}[limit.relation]
+    axes.axvline(neutral, color="#b8bfc9", linewidth=1)
+    low, high = axes.get_xlim()
+    if len(thresholds) == 1:  # the side on which a run is flagged
+        edge = next(iter(thresholds)) or 0.0
+        side = (min(low, edge - 0.08 * (high - low)), edge) if limit.least else (edge, max(high, edge * 1.08))
+        axes.axvspan(*side, color=WARNING, alpha=0.06, linewidth=0)
+        axes.set_xlim(min(low, side[0]), max(high, side[1]))
+    axes.set_title(limit.label[0].upper() + limit.label[1:])
+    unit = {"ratio": "times SFT's", "difference": "more than SFT's", "alone": limit.unit.strip()}[limit.relation]
+    axes.set_xlabel(unit)
+
+
+def _relative(comparison: Comparison, entry: Entry, limit: Limit) -> Estimate | None:
+    """A run's interval as the threshold sees it; SFT's own uncertainty is not in it."""
+    base = comparison.baseline(entry).metrics.get(limit.metric)
+    found = entry.metrics.get(limit.metric)
+    if base is None or found is None:
+        return None
+    value, low, high = (limit.relative(x, base.value) for x in (found.value, found.low, found.high))
+    return Estimate(value, low, high, found.n) if all(map(math.isfinite, (value, low, high))) else None
+
+
+# --- the others ------------------------------------------------------------------------------------------------------
+
+
+def _reward_kl(comparison: Comparison) -> Figure:
+    figure, (axes,) = new_figure(1, 1, height=4.3)
+    subjects = comparison.subjects()
+    colour = colours(subjects)
+    for subject in subjects:
+        paint = colour[subject.members[0].name]
+        for entry in subject.members:
+            _path(axes, entry, paint)
+        kl, reward = (_end(subject, metric) for metric in ("eval/kl", "eval/reward"))
+        if subject.group:
+            ends = [[entry.metrics[metric].value for entry in subject.members] for metric in ("eval/kl", "eval/reward")]
+            axes.plot(*ends, "o", color=paint, markersize=4, alpha=0.55, markeredgewidth=0)
+        axes.errorbar(kl.value, reward.value, xerr=arms(kl), yerr=arms(reward), color=paint, elinewidth=1.5,
+                      fmt="D" if subject.group else "o", markersize=7, markeredgecolor="white")  # fmt: skip
+        axes.annotate(subject.name, (kl.value, reward.value), xytext=(8, 7), textcoords="offset points", color=paint,
+                      fontweight="bold", fontsize=9)  # fmt: skip
     axes.set_xlabel("KL to SFT (nats per sequence)")
     axes.set_ylabel("reward")
     axes.set_title("What each run gained, and how far it moved for it")
@@ -110,62 +210,75 @@ def _reward_kl(entries: Sequence[Entry]) -> Figure:
     return figure
 
 
-def _curves(entries: Sequence[Entry]) -> Figure | None:
+def _path(axes: Axes, entry: Entry, colour: str) -> None:
+    """How an online run went there: reward against KL of its own samples, step by step."""
+    kl, reward = (entry.curves.get(metric) for metric in _PATH)
+    if not (_drawable(kl) and _drawable(reward)) or kl is None or reward is None:
+        return
+    at = dict(zip(*reward, strict=True))
+    points = [(x, at[step]) for step, x in zip(*kl, strict=True) if step in at]
+    axes.plot(*zip(*points, strict=True), color=colour, linewidth=1, alpha=0.35, zorder=1)
+
+
+def _end(subject: Subject, metric: str) -> Estimate:
+    found = [entry.metrics[metric] for entry in subject.members]
+    return over_seeds([each.value for each in found]) if subject.group else found[0]
+
+
+def _curves(comparison: Comparison) -> Figure | None:
     """A panel for each metric that any run logged in training."""
     panels = [
-        (metric, title) for metric, title in CURVES if any(_drawable(entry.curves.get(metric)) for entry in entries)
+        (metric, title)
+        for metric, title in CURVES
+        if any(_drawable(entry.curves.get(metric)) for entry in comparison.entries)
     ]
     if not panels:
         return None
     columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure, axes = _figure(columns, rows, width=3.7 * columns, height=0.4 + 2.6 * rows)
+    lines = math.ceil(len(panels) / columns)
+    figure, axes = new_figure(lines, columns, height=0.5 + 2.35 * lines, width=2 * WIDTH)
+    handles: dict[str, Line2D] = {}
     for place, (metric, title) in zip(axes, panels, strict=False):
-        for entry, colour in zip(entries, colours(entries), strict=True):
-            curve = entry.curves.get(metric)
-            if curve and _drawable(curve):
-                place.plot(*curve, color=colour, linewidth=1.6, label=entry.name)
-        place.set_title(title)
+        handles |= _lines(place, comparison, metric)
+        place.set_title(title[0].upper() + title[1:])
         place.set_xlabel("step")
         place.grid()
-        place.legend(frameon=False, fontsize=8.5)
     for place in axes[len(panels) :]:
         place.set_visible(False)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=8, frameon=False, fontsize=9)
     return figure
 
 
-def _lengths(entries: Sequence[Entry]) -> Figure:
-    figure, (axes,) = _figure(1, height=1.2 + 0.42 * len(entries))
-    for place, (entry, colour) in enumerate(zip(entries, colours(entries), strict=True)):
-        lengths = [len(row["completion_ids"]) for row in entry.rows]
+def _lines(axes: Axes, comparison: Comparison, metric: str) -> dict[str, Line2D]:
+    """Each run's curve, runs of one group in one colour; returns a line for each subject."""
+    subjects = comparison.subjects()
+    handles: dict[str, Line2D] = {}
+    colour = colours(subjects)
+    for subject in subjects:
+        for entry in subject.members:
+            curve = entry.curves.get(metric)
+            if curve and _drawable(curve):
+                (line,) = axes.plot(*curve, color=colour[entry.name], linewidth=1.1 if subject.group else 1.6)
+                handles[subject.name] = line
+    return handles
+
+
+def _lengths(comparison: Comparison) -> Figure:
+    subjects = comparison.subjects()
+    colour = colours(subjects)
+    figure, (axes,) = new_figure(1, 1, height=0.95 + 0.36 * len(subjects))
+    for place, subject in enumerate(subjects):
+        lengths = [len(row["completion_ids"]) for entry in subject.members for row in entry.rows]
         low, lower, middle, upper, high = np.quantile(lengths, [0.05, 0.25, 0.5, 0.75, 0.95])
-        axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
-        axes.barh(place, upper - lower, left=lower, height=0.5, color=colour)
-        axes.plot([middle], [place], "|", color=INK, markersize=17, markeredgewidth=2)
-    axes.set_yticks(range(len(entries)), [entry.name for entry in entries])
-    axes.set_ylim(len(entries) - 0.5, -0.5)
-    axes.set_xlabel("tokens (box: quartiles, black: median, line: 5 % to 95 %)")
-    axes.set_title("Lengths of held-out completions")
-    axes.grid(axis="x")
+        paint = colour[subject.members[0].name]
+        axes.plot([low, high], [place, place], color=paint, linewidth=1.4)
+        axes.barh(place, upper - lower, left=lower, height=0.46, color=paint)
+        axes.plot([middle], [place], "|", color="white", markersize=11, markeredgewidth=2.2)
+    _rows_of(axes, subjects)
+    axes.set_xlabel("tokens (bar: quartiles, white: median, line: 5 % to 95 %)")
+    axes.set_title("Length of held-out completions")
     return figure
 
 
 def _drawable(curve: Curve | None) -> bool:
     return curve is not None and len(curve[0]) > 1 and any(math.isfinite(value) for value in curve[1])
-
-
-def _arms(found: Estimate) -> list[list[float]]:
-    return [[max(found.value - found.low, 0.0)], [max(found.high - found.value, 0.0)]]
-
-
-def _figure(columns: int, rows: int = 1, *, height: float, width: float = 7.2) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for place in axes.flat:
-        place.set_axisbelow(True)
-    return figure, list(axes.flat)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, format="png", metadata={"Software": None})
-    return path

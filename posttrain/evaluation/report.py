@@ -3,85 +3,73 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from posttrain.evaluation.entries import Entry, Record
-from posttrain.evaluation.page import PAGE, STYLE
-from posttrain.evaluation.plots import colours
+from posttrain.evaluation.canvas import colours
+from posttrain.evaluation.comparison import Comparison, notes
+from posttrain.evaluation.entries import Entry, read_json
+from posttrain.evaluation.findings import accuracy_sentence, findings
+from posttrain.evaluation.page import PAGE
+from posttrain.evaluation.page_style import STYLE
+from posttrain.evaluation.reproduce import recipe
+from posttrain.evaluation.seeds import GAINS
 from posttrain.evaluation.statistics import Estimate
-from posttrain.evaluation.summary import COLUMNS, Column
+from posttrain.evaluation.summary import KL_ERROR, Column, columns_of
 
 SAMPLES = 8  # prompts whose completions are shown side by side
 
-_CAPTIONS = {
-    "reward.png": "Mean reward-model score on the held-out prompts.",
+# Under each picture, in this page and in Snakemake's report (workflow/report/).
+CAPTIONS = {
+    "gains.png": "The judge is seen by no training stage. A reward that rises while the judge's score does not is "
+    "reward hacking.",
+    "reward_kl.png": "Right is further from SFT: of two runs with the same gain, the one with less KL is the safer. "
+    "Thin lines are the steps of runs that learn from their own samples.",
     "win_rate.png": "Share of prompts where a run's completion scores higher than SFT's. 0.5 is a tie.",
-    "reward_kl.png": "Right is further from SFT: of two runs with the same gain, the one with less KL is the safer.",
-    "curves.png": "Metrics logged while the runs trained.",
-    "lengths.png": "A run that gains reward by length alone shows here.",
+    "lengths.png": "A run that gains by length alone shows here.",
+    "limits.png": "Beyond a dashed line, in the shaded part, a run is flagged. Bars leave SFT's own uncertainty out.",
+    "curves.png": "Metrics logged while the runs trained, on their training prompts.",
 }
+_LEAD = "gains.png"  # beside the findings
+_WIDE = {"limits.png", "curves.png"}  # several panels side by side
 
 
-@dataclass(frozen=True)
-class Material:
-    """All that the page is made of. `data` is the folder of `prepare`, where the comparison has one."""
-
-    title: str
-    entries: Sequence[Entry]
-    plots: Sequence[Path]
-    records: Sequence[Record]
-    data: Path | None
-
-
-def write_report(path: Path, material: Material) -> None:
+def write_report(path: Path, title: str, comparison: Comparison, plots: Sequence[Path]) -> None:
     """Render the page. Everything that models or users wrote is escaped."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["number"] = _number
-    environment.filters["duration"] = _duration
-    environment.filters["moment"] = lambda stamp: stamp.replace("T", " ").replace("+00:00", " UTC")
+    environment.filters.update(number=_number, duration=_duration, moment=_moment, breakable=_breakable)
+    subjects, entries = comparison.subjects(), comparison.entries
+    figures = {plot.name: {"caption": CAPTIONS[plot.name], "image": _inline(plot)} for plot in plots}
     page = environment.from_string(PAGE).render(
         style=STYLE,
-        title=material.title,
-        entries=material.entries,
-        columns=COLUMNS,
-        colours=dict(zip((entry.name for entry in material.entries), colours(material.entries), strict=True)),
-        findings=findings(material.entries),
-        figures=[(_CAPTIONS[plot.name], _inline(plot)) for plot in material.plots],
-        samples=_samples(material.entries),
-        card=_card(material.data),
-        records=material.records,
-        total=sum(record.facts.get("seconds", 0) for record in material.records),
-        packages=_common(material.records, "packages"),
-        commits=sorted({_commit(record) for record in material.records}),
-        containers=any(record.manifest.get("image") not in (None, "host") for record in material.records),
+        title=title,
+        comparison=comparison,
+        entries=entries,
+        columns=columns_of(entries),
+        colours=colours(subjects),
+        findings=findings(comparison),
+        notes=notes(comparison),
+        lead=figures.pop(_LEAD, None),
+        figures=[{**figure, "wide": name in _WIDE} for name, figure in figures.items()],
+        gains=[metric for metric in GAINS if any(group.over_seeds(metric) for group in comparison.groups)],
+        samples=_samples([subject.members[0] for subject in subjects]),
+        one_of_each=bool(comparison.groups),
+        cards=_cards(comparison),
+        accuracies=[sentence for each in comparison.experiments if (sentence := accuracy_sentence(each))],
+        recipes=[found for each in comparison.experiments if (found := recipe(each))],
+        kl_error=KL_ERROR,
     )
     path.write_text(page, encoding="utf-8")
 
 
-def findings(entries: Sequence[Entry]) -> list[str]:
-    """What the intervals allow to say, a sentence each."""
-    gains = {entry.name: entry.metrics["eval/reward_gain"] for entry in entries if "eval/reward_gain" in entry.metrics}
-    sentences = []
-    for text, chosen in (
-        ("better than SFT by the reward model", [name for name, gain in gains.items() if gain.low > 0]),
-        ("worse than SFT by the reward model", [name for name, gain in gains.items() if gain.high < 0]),
-        ("not told apart from SFT", [name for name, gain in gains.items() if gain.low <= 0 <= gain.high]),
-    ):
-        if chosen:
-            sentences.append(f"{', '.join(chosen)}: {text} (95 % paired interval of the gain).")
-    return sentences
-
-
 def _samples(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """The completions of all entries for the first prompts that all of them have."""
+    """The completions of the entries for the first prompts that all of them have."""
     by_id = [{row["id"]: row for row in entry.rows} for entry in entries]
     shared = [row for row in entries[0].rows if all(row["id"] in rows for rows in by_id)][:SAMPLES]
     return [
@@ -93,12 +81,19 @@ def _samples(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _card(data: Path | None) -> dict[str, Any] | None:
-    if data is None or not (data / "card.json").exists():
-        return None
-    facts: dict[str, Any] = json.loads((data / "card.json").read_text(encoding="utf-8"))
-    pictures = [_inline(data / name) for name in ("lengths.png", "ratings.png") if (data / name).exists()]
-    return {"sources": facts.get("sources", []), "tables": facts.get("tables", {}), "pictures": pictures}
+def _cards(comparison: Comparison) -> list[dict[str, Any]]:
+    """The data cards of the experiments, each once."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for experiment in comparison.experiments:
+        data = (experiment.folders or {}).get("data")
+        if data is None or not (data / "card.json").exists():
+            continue
+        facts = read_json(data / "card.json")
+        pictures = [_inline(data / name) for name in ("lengths.png", "ratings.png") if (data / name).exists()]
+        card = {"sources": facts.get("sources", []), "tables": facts.get("tables", {}), "pictures": pictures}
+        known = found.setdefault((data / "card.json").read_bytes(), {**card, "experiments": []})
+        known["experiments"].append(experiment.name)
+    return list(found.values())
 
 
 def _inline(path: Path) -> str:
@@ -119,16 +114,10 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _common(records: Sequence[Record], key: str) -> dict[str, str]:
-    """Package versions over all stages; where stages differ, all of a package's versions."""
-    found: dict[str, set[str]] = {}
-    for record in records:
-        versions: Mapping[str, str] = record.manifest.get(key, {})
-        for name, version in versions.items():
-            found.setdefault(name, set()).add(version)
-    return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
+def _moment(stamp: str) -> str:
+    return re.sub(r"(T| )(\d\d:\d\d):\d\d", r" \2", stamp).replace("+00:00", " UTC")
 
 
-def _commit(record: Record) -> str:
-    commit = record.facts.get("commit") or "unknown"
-    return f"{commit} with uncommitted changes" if record.facts.get("dirty") else str(commit)
+def _breakable(name: str) -> str:
+    """A name that may be broken after its underscores and slashes."""
+    return re.sub(r"([_/])", "\\1\u200b", name)

@@ -1,4 +1,4 @@
-"""The comparison's files: table, pictures, page."""
+"""The comparison's files: tables, pictures, page."""
 
 from __future__ import annotations
 
@@ -10,163 +10,192 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.errors import UserError
-from posttrain.evaluation import compare_command
-from posttrain.evaluation.entries import Entry, read_curves, read_entries, read_records
+from posttrain.config.schema import Flags
+from posttrain.evaluation.comparison import Comparison, Experiment, compare
+from posttrain.evaluation.files import write_all
+from posttrain.evaluation.findings import findings
 from posttrain.evaluation.plots import draw_all
-from posttrain.evaluation.report import Material, findings, write_report
+from posttrain.evaluation.report import CAPTIONS, write_report
 from posttrain.evaluation.summary import write_summary
-from posttrain.tracking.metrics_file import MetricsFile
 from tests.evaluation import fake
+from tests.workflow.project import REPOSITORY
 
-RUNS = {"ppo": ("ppo", 1.0), "dpo": ("dpo", -1.0), "kto": ("kto", 0.02)}
+RUNS = {"ppo": ("ppo", 1.0), "dpo": ("dpo", -1.0), "kto": ("kto", -0.1)}
+# The samples of `fake` are noise: only what the reward does is looked at.
+LIMITS = Flags(least_distinct_2=None, most_perplexity=None, most_repetition=None, most_length=None, most_kl=2.0)
+VOID = {"meta", "img", "br"}
 
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("results") / "quick"
     fake.experiment(root, RUNS)
+    fake.record(root / "reward_model", "reward_model", None, attempts=2, resumed_at=[30])
+    accuracy = {"value": 0.8712, "low": 0.8563, "high": 0.8857, "n": 1842}
+    (root / "reward_model" / "metrics.json").write_text(json.dumps({"eval/test_accuracy": accuracy}))
+    source = {"name": "<i>a.tsv</i>", "form": "ratings", "read": 7, "dropped": {"empty text": 2}}
+    kept = {"kept": {"train": 3, "validation": 1, "test": 1}}
+    card = {"sources": [{**source, **kept}], "tables": {"sft": {"train": 3, "validation": 1, "test": 1}}}
+    fake.record(root / "data", "prepare", None)
+    (root / "data" / "card.json").write_text(json.dumps(card))
     return root
 
 
 @pytest.fixture(scope="module")
-def entries(experiment: Path) -> list[Entry]:
-    evaluations = {name: experiment / "eval" / name for name in ("ppo", "sft", "dpo", "kto")}
-    return read_entries(evaluations, {name: experiment / "runs" / name for name in RUNS}, 200, 0)
-
-
-def test_the_baseline_is_first_and_has_no_pairs(entries: list[Entry]) -> None:
-    assert [(entry.name, entry.method, entry.seed) for entry in entries] == [
-        ("sft", "sft", None),
-        ("ppo", "ppo", 7),
-        ("dpo", "dpo", 7),
-        ("kto", "kto", 7),
-    ]
-    assert ["eval/win_rate" in entry.metrics for entry in entries] == [False, True, True, True]
-
-
-def test_the_table_holds_values_and_intervals(entries: list[Entry], tmp_path: Path) -> None:
-    write_summary(tmp_path / "summary.csv", entries)
-    with (tmp_path / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["run"] for row in rows] == ["sft", "ppo", "dpo", "kto"]
-    own, theirs = fake.rows(128, 1.0, 3 + sum(map(ord, "ppo"))), fake.rows(128, 0.0, 3 + sum(map(ord, "sft")))
-    gain = sum(a["reward"] - b["reward"] for a, b in zip(own, theirs, strict=True)) / 128
-    wins = sum(a["judge"] > b["judge"] for a, b in zip(own, theirs, strict=True)) / 128
-    assert float(rows[1]["reward_gain"]) == pytest.approx(gain, rel=1e-4)
-    assert float(rows[1]["win_rate"]) == pytest.approx(wins, rel=1e-4)
-    assert float(rows[1]["win_rate_low"]) < wins < float(rows[1]["win_rate_high"])
-    assert rows[0]["win_rate"] == rows[0]["reward_gain_low"] == ""
-    assert rows[0]["prompts"] == "128"
-
-
-def test_equal_entries_give_equal_files(entries: list[Entry], tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_summary(tmp_path / name / "summary.csv", entries)
-        draw_all(tmp_path / name, entries)
-    files = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert files == ["curves.png", "lengths.png", "reward.png", "reward_kl.png", "summary.csv", "win_rate.png"]
-    for name in files:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_what_the_intervals_allow_to_say(entries: list[Entry]) -> None:
-    assert findings(entries) == [
-        "ppo: better than SFT by the reward model (95 % paired interval of the gain).",
-        "dpo: worse than SFT by the reward model (95 % paired interval of the gain).",
-        "kto: not told apart from SFT (95 % paired interval of the gain).",
-    ]
+def comparison(experiment: Path) -> Comparison:
+    return fake.comparison(experiment, limits=LIMITS)
 
 
 class Page(HTMLParser):
-    """Tags, addresses and text of a page."""
+    """Tags, addresses and text of a page; fails where a tag is closed that is not the last open one."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__()
         self.tags: list[str] = []
+        self.open: list[str] = []
         self.addresses: list[str] = []
+        self.anchors: set[str] = set()
         self.text = ""
-        self.feed(text)
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        if tag not in VOID:
+            self.open.append(tag)
         self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.anchors |= {f"#{value}" for name, value in attrs if name == "id"}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
 
     def handle_data(self, data: str) -> None:
         self.text += data
 
 
-def test_the_page_is_whole_alone_and_escaped(entries: list[Entry], experiment: Path, tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    source = {"name": "<i>a.tsv</i>", "form": "ratings", "read": 7, "dropped": {"empty text": 2}}
-    kept = {"kept": {"train": 3, "validation": 1, "test": 1}}
-    card = {"sources": [{**source, **kept}], "tables": {"sft": {"train": 3, "validation": 1, "test": 1}}}
-    (data / "card.json").write_text(json.dumps(card))
-    plots = draw_all(tmp_path, entries)
-    records = read_records(experiment, ["sft", *RUNS])
-    write_report(tmp_path / "report.html", Material("quick", entries, plots, records, data))
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    page = Page(text)
-    assert page.tags.count("h1") == 1 and page.tags.count("img") == len(plots) == 5
-    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert not re.search(r"https?://|url\(|@import", text)
-    assert "script" not in page.tags and "b" not in page.tags and "i" not in page.tags
+def written(comparison: Comparison, folder: Path) -> Page:
+    folder.mkdir(exist_ok=True)
+    write_all(folder, "quick", comparison)
+    return Page(folder / "report.html")
+
+
+def test_the_table_holds_values_intervals_and_flags(comparison: Comparison, tmp_path: Path) -> None:
+    write_summary(tmp_path / "summary.csv", comparison.entries, comparison.flags)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["sft", "dpo", "kto", "ppo"]
+    own, theirs = fake.rows(128, 1.0, 3 + sum(map(ord, "ppo"))), fake.rows(128, 0.0, 3 + sum(map(ord, "sft")))
+    gain = sum(a["reward"] - b["reward"] for a, b in zip(own, theirs, strict=True)) / 128
+    wins = sum(a["judge"] > b["judge"] for a, b in zip(own, theirs, strict=True)) / 128
+    assert float(rows["ppo"]["reward_gain"]) == pytest.approx(gain, rel=1e-4)
+    assert float(rows["ppo"]["win_rate"]) == pytest.approx(wins, rel=1e-4)
+    assert float(rows["ppo"]["win_rate_low"]) < wins < float(rows["ppo"]["win_rate_high"])
+    assert float(rows["ppo"]["kl_error"]) == pytest.approx(
+        comparison.entries[3].metrics["eval/kl_error"].value, rel=1e-4
+    )
+    assert rows["sft"]["win_rate"] == rows["sft"]["judge_gain_low"] == rows["sft"]["flags"] == ""
+    assert (rows["ppo"]["flags"], rows["kto"]["flags"]) == ("most_kl", "none")
+    assert rows["sft"]["prompts"] == "128"
+
+
+def test_two_flags_are_joined(experiment: Path, tmp_path: Path) -> None:
+    strict = LIMITS.model_copy(update={"least_distinct_2": 2.0})
+    comparison = fake.comparison(experiment, limits=strict)
+    write_summary(tmp_path / "summary.csv", comparison.entries, comparison.flags)
+    with (tmp_path / "summary.csv").open(newline="") as file:
+        flags = {row["run"]: row["flags"] for row in csv.DictReader(file)}
+    assert flags["ppo"] == "least_distinct_2;most_kl"
+
+
+def test_columns_that_no_model_has_are_left_out(tmp_path: Path) -> None:
+    fake.experiment(tmp_path / "x", {"ppo": ("ppo", 1.0)}, count=20, judge=None)
+    page = written(fake.comparison(tmp_path / "x", resamples=20), tmp_path / "out")
+    header = (tmp_path / "out" / "summary.csv").read_text().splitlines()[0].split(",")
+    assert "judge" not in header and {"reward_gain", "win_rate", "perplexity"} <= set(header)
+    assert "judged by" not in page.text and "by the reward model" in page.text
+
+
+def test_equal_entries_give_equal_files(comparison: Comparison, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        written(comparison, tmp_path / name)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == sorted([*CAPTIONS, "report.html", "seeds.csv", "summary.csv"])
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_what_the_intervals_allow_to_say(comparison: Comparison) -> None:
+    said = [re.sub(r" [-+]\d.*?\]", "", sentence) for sentence in findings(comparison)]
+    assert said[:3] == [
+        "Better than SFT by the independent judge (vader): ppo.",
+        "Worse than SFT by the independent judge (vader): dpo.",
+        "Not told apart from SFT by the independent judge (vader): kto.",
+    ]
+    assert [sentence.partition(":")[0] for sentence in said[3:]] == ["dpo is flagged", "ppo is flagged"]
+
+
+def test_the_page_is_whole_alone_and_escaped(comparison: Comparison, tmp_path: Path) -> None:
+    page = written(comparison, tmp_path)
+    assert page.tags.count("h1") == 1 and page.tags.count("img") == len(CAPTIONS)
+    inner = {address for address in page.addresses if address.startswith("#")}
+    assert inner and inner <= page.anchors
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses if address not in inner)
+    assert not re.search(r"https?:|//cdn|url\(|@import|javascript:| on\w+=", page.source)
+    assert not {"script", "i", "link", "iframe", "object"} & set(page.tags)
     assert "<script>alert(1)</script>" in page.text and "<b>&" in page.text and "<i>a.tsv</i>" in page.text
     for expected in (
+        "judged by vader",
         "2 empty text",
+        "87.1% [85.6%, 88.6%] of 1,842 held-out pairs",
         "evaluate ppo",
         "post_train kto",
         "torch 2.13.0",
         "git checkout abc",
-        "7 min 10 s",
+        "9 min 14 s",
+        "ppo is flagged: KL is",
+        "most_kl",
     ):
-        assert expected in page.text
-    assert {entry.name for entry in entries} <= set(page.text.split())
+        assert expected in page.text, expected
+    assert {entry.name for entry in comparison.entries} <= set(page.text.split())
 
 
-def test_the_page_does_without_data_records_and_curves(entries: list[Entry], tmp_path: Path) -> None:
-    plots = draw_all(tmp_path, entries[:1])
-    assert [plot.name for plot in plots] == ["reward.png", "reward_kl.png", "lengths.png"]
-    write_report(tmp_path / "report.html", Material("only <sft>", entries[:1], plots, [], None))
-    assert "only <sft>" in Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
+def test_every_sample_has_its_numbers(comparison: Comparison, tmp_path: Path) -> None:
+    text = written(comparison, tmp_path).text
+    for entry in comparison.entries:
+        row = entry.rows[0]
+        assert f"judge {row['judge']:.2f} \u00b7 reward {row['reward']:.2f} \u00b7 KL {row['kl']:.1f}" in text
 
 
-def test_only_stages_of_this_comparison_are_told(experiment: Path) -> None:
-    found = {record.manifest["run"] for record in read_records(experiment, ["sft", "ppo"])}
-    assert found == {"sft", "ppo"}
+def test_uncommitted_changes_are_told(experiment: Path, comparison: Comparison, tmp_path: Path) -> None:
+    assert "not committed" not in written(comparison, tmp_path / "clean").text
+    records = [*comparison.experiments[0].records]
+    records[2].facts["dirty"] = True
+    try:
+        assert "not committed" in written(comparison, tmp_path / "dirty").text
+    finally:
+        records[2].facts["dirty"] = False
 
 
-def test_curves_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
-    for step in (3, 1, 2):
-        file.log(step, {"loss": step * 10})
-    file.summary({"loss": 99})
-    assert read_curves(tmp_path / "metrics.jsonl") == {"loss": ([1, 2, 3], [10.0, 20.0, 30.0])}
+def test_groups_of_seeds_are_in_the_page(tmp_path: Path) -> None:
+    seeds = {"ppo-0": 0, "ppo-1": 1, "ppo-2": 2}
+    fake.experiment(tmp_path / "x", dict.fromkeys(seeds, ("ppo", 1.0)), count=40, seeds=seeds)
+    comparison = fake.comparison(tmp_path / "x", resamples=100)
+    page = written(comparison, tmp_path / "out")
+    assert "Over seeds" in page.text and "3 of 3" in page.text and "Student\u2019s t" in page.text
+    assert page.text.count("judge ") >= 8 and "of runs that differ by their seed, the first" in page.text
 
 
-def test_other_prompts_and_missing_files_are_refused(experiment: Path, tmp_path: Path) -> None:
-    fake.evaluation(tmp_path / "eval/few", "few", 0.0, count=5)
-    sft = experiment / "eval/sft"
-    with pytest.raises(UserError, match=r"few .* different prompts"):
-        read_entries({"sft": sft, "few": tmp_path / "eval/few"}, {}, 10, 0)
-    with pytest.raises(UserError, match="SFT model is missing"):
-        read_entries({"ppo": sft}, {}, 10, 0)
-    (tmp_path / "eval/few/metrics.json").unlink()
-    with pytest.raises(UserError, match=r"metrics\.json cannot be read"):
-        read_entries({"sft": tmp_path / "eval/few"}, {}, 10, 0)
+def test_the_page_does_without_data_records_and_curves(comparison: Comparison, tmp_path: Path) -> None:
+    alone = compare([Experiment("x", comparison.entries[:1], Flags())])
+    plots = draw_all(tmp_path, alone)
+    assert [plot.name for plot in plots] == ["reward_kl.png", "lengths.png"]
+    write_report(tmp_path / "report.html", "only <sft>", alone, plots)
+    assert "only <sft>" in Page(tmp_path / "report.html").text
 
 
-def test_the_command_compares_across_experiments(
-    experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other"
-    fake.experiment(other, {"grpo": ("grpo", 0.8)}, count=40)
-    assert compare_command.main([str(experiment), str(other), "--output", str(tmp_path / "both")]) == 0
-    with (tmp_path / "both" / "summary.csv").open(newline="") as file:
-        names = [row["run"] for row in csv.DictReader(file)]
-    assert names == ["quick/sft", "quick/dpo", "quick/kto", "quick/ppo", "other/sft", "other/grpo"]
-    assert "other/grpo" in capsys.readouterr().out
-    with pytest.raises(UserError, match="no finished evaluation"):
-        compare_command.main([str(tmp_path / "nowhere")])
+def test_snakemake_s_report_has_the_same_captions() -> None:
+    folder = REPOSITORY / "workflow" / "report"
+    for name, caption in CAPTIONS.items():
+        assert (folder / name).with_suffix(".rst").read_text().strip() == caption

@@ -1,15 +1,19 @@
 rule compare:
     input:
         data=RESULTS / "data" / "manifest.json",
+        reward_model=RESULTS / "reward_model" / "manifest.json",
         evaluations=expand(RESULTS / "eval" / "{name}" / "manifest.json", name=["sft", *RUNS]),
         runs=expand(RESULTS / "runs" / "{run}" / "manifest.json", run=RUNS),
         tracking=TRACKING,
         image=IMAGE,
     output:
         manifest=COMPARE / "manifest.json",
-        summary=report(COMPARE / "summary.csv", category="Comparison"),
-        page=report(COMPARE / "report.html", category="Comparison"),
-        pictures=[report(COMPARE / name, category="Comparison") for name in PICTURES],
+        summary=report(COMPARE / "summary.csv", category="Comparison", caption="../report/summary.rst"),
+        seeds=report(COMPARE / "seeds.csv", category="Comparison", caption="../report/seeds.rst"),
+        page=report(COMPARE / "report.html", category="Comparison", caption="../report/report.rst"),
+        pictures=[
+            report(COMPARE / f"{name}.png", category="Comparison", caption=f"../report/{name}.rst") for name in PICTURES
+        ],
     log:
         LOGS / "compare.log",
     container:

@@ -1,0 +1,79 @@
+"""What all pictures of a comparison share: type, colours, and how a figure becomes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from posttrain.evaluation.comparison import Subject
+from posttrain.evaluation.statistics import Estimate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+INK, SOFT, GRID, WARNING = "#1f2630", "#5b6472", "#e6e8ec", "#a3261d"
+BASELINE_COLOUR = "#7a828e"
+# After Okabe & Ito: told apart by colour-blind readers too; its yellow is left out, which white paper swallows.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")
+WIDTH = 5.6  # inches, of a figure that stays readable on a phone
+STYLE: Any = {
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": "#b8bfc9",
+    "axes.labelcolor": SOFT,
+    "axes.labelsize": 9,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": "#b8bfc9",
+    "xtick.labelcolor": SOFT,
+    "xtick.labelsize": 9,
+    "ytick.color": "#b8bfc9",
+    "ytick.labelcolor": INK,
+    "ytick.labelsize": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+}
+
+
+def style() -> Any:
+    """The context in which pictures are drawn."""
+    return matplotlib.rc_context(STYLE)
+
+
+def colours(subjects: Sequence[Subject]) -> dict[str, str]:
+    """The colour of every model, by its name: grey for baselines, the palette in order for runs and groups of seeds."""
+    found: dict[str, str] = {}
+    runs = 0
+    for subject in subjects:
+        colour = BASELINE_COLOUR if subject.is_baseline else COLOURS[runs % len(COLOURS)]
+        runs += not subject.is_baseline
+        found |= dict.fromkeys((entry.name for entry in subject.members), colour)
+    return found
+
+
+def new_figure(rows: int, columns: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
+    """A figure and its axes, row by row."""
+    figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def arms(found: Estimate) -> list[list[float]]:
+    """An interval as matplotlib's error bars."""
+    return [[max(found.value - found.low, 0.0)], [max(found.high - found.value, 0.0)]]
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a PNG without a date or a version, so that equal figures are equal bytes."""
+    figure.savefig(path, format="png", metadata={"Software": None})
+    return path

@@ -1,0 +1,100 @@
+"""How to make an experiment again: its commit, its packages, its configuration put together from the manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from posttrain.config.load import parse_config
+from posttrain.errors import UserError
+from posttrain.evaluation.comparison import Experiment
+from posttrain.evaluation.entries import BASELINE, Record
+
+# Sections of the config by the stage whose manifest has them.
+_SECTIONS = {
+    "prepare": ("data", "model"),
+    "sft": ("seed", "sft"),
+    "reward_model": ("reward_model",),
+    "sample": ("sample",),
+    "rank": ("rank",),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a reader needs to make one experiment again. `config` is None where the manifests do not give it."""
+
+    name: str
+    commits: Sequence[str]
+    dirty: bool
+    packages: Mapping[str, str]
+    images: Sequence[str]
+    config: str | None
+    commands: str
+
+
+def recipe(experiment: Experiment) -> Recipe | None:
+    """From the stages that ran; None where none is known."""
+    records = experiment.records
+    if not records:
+        return None
+    commits = _each_once(record.facts.get("commit") or "unknown" for record in records)
+    images = _each_once(record.manifest.get("image") or "host" for record in records)
+    return Recipe(
+        experiment.name,
+        commits,
+        any(record.facts.get("dirty") for record in records),
+        _packages(records),
+        images,
+        config_text(experiment),
+        _commands(experiment.name, commits[-1], containers=images != ["host"]),
+    )
+
+
+def config_text(experiment: Experiment) -> str | None:
+    """The experiment's YAML without what is the default, or None where a stage's part of it is not known."""
+    found: dict[str, Any] = {"experiment": experiment.name.rpartition("/")[2], "seed": 0}
+    runs = {}
+    for record in experiment.records:
+        stage, config = record.manifest.get("stage"), record.manifest.get("config", {})
+        found |= {name: config[name] for name in _SECTIONS.get(str(stage), ()) if name in config}
+        if stage == "sft":
+            found["resources"] = {name: config[name] for name in ("device", "threads") if name in config}
+        if stage == "post_train":
+            runs[record.manifest["run"]] = config.get("run")
+        if stage == "evaluate" and record.manifest.get("run") == BASELINE:
+            found["evaluation"] = config.get("evaluation", {})
+    found |= {"runs": runs, "flags": experiment.limits.model_dump(mode="json")}
+    try:
+        config = parse_config(found, experiment.name)
+    except UserError:  # a stage that another version of the program ran
+        return None
+    return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+
+
+def _commands(name: str, commit: str, containers: bool) -> str:
+    option = " --use-singularity" if containers else ""
+    return "\n".join(
+        [
+            "git clone REPOSITORY posttrain && cd posttrain",
+            f"git checkout {commit}",
+            "make venv && source .venv/bin/activate",
+            f"dvc pull && snakemake --cores all --configfile {name.rpartition('/')[2]}.yaml{option}",
+        ]
+    )
+
+
+def _each_once(values: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(values))
+
+
+def _packages(records: Sequence[Record]) -> dict[str, str]:
+    """Package versions over all stages; where stages differ, all of a package's versions."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for name, version in record.manifest.get("packages", {}).items():
+            found.setdefault(name, set()).add(version)
+    return {name: ", ".join(sorted(versions)) for name, versions in sorted(found.items())}
