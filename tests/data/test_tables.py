@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from posttrain.data.tables import LABELS, PAIRS, PROMPTS, SFT, read_table, write_table
+from posttrain.data.tables import EVALUATED, LABELS, PAIRS, PROMPTS, SFT, read_table, write_table
 from posttrain.errors import UserError
 
 ROWS = [
@@ -66,6 +66,15 @@ def test_rows_must_fit_the_schema(row: dict[str, Any], tmp_path: Path) -> None:
     good = {"id": "a", "split": "train", "prompt_ids": [1], "text": "x"}
     with pytest.raises(ValueError, match="row 1"):
         write_table(tmp_path / "t.parquet", [good, row], PROMPTS)
+
+
+def test_scores_that_an_evaluation_may_lack_are_null(tmp_path: Path) -> None:
+    row = {"id": "a", "prompt_ids": [1], "completion_ids": [2], "finish": "eos", "prompt": "x", "text": "y"}
+    row |= {"reward": 1.0, "judge": None, "kl": 0.5, "base_log_prob": None}
+    write_table(tmp_path / "t.parquet", [row], EVALUATED)
+    assert read_table(tmp_path / "t.parquet").to_dict("records") == [row]
+    with pytest.raises(ValueError, match="row 0"):
+        write_table(tmp_path / "t.parquet", [{**row, "kl": None}], EVALUATED)
 
 
 def test_unreadable_tables_are_named(tmp_path: Path) -> None:
