@@ -89,8 +89,8 @@ def make_stage(
     kind: str, world: Path, place: Path, kill_at: int | None = None, seed: int = 0, **overrides: Any
 ) -> FakeStage:
     """A stage of `kind` (a stage or a method) that reads the inputs in `world` and writes under `place`."""
+    config: dict[str, Any] = {"model": overrides.pop("model", Model(base="a folder"))}
     settings = {**SETTINGS[kind], **overrides}
-    config: dict[str, Any] = {"model": Model(base="a folder")}
     if kind in MODULES:
         sections: dict[str, Any] = {"sft": SFT, "reward_model": RewardModel, "sample": Sample, "rank": Rank}
         config[kind] = sections[kind](**settings)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from posttrain.checkpoint.store import Checkpoints
+from posttrain.config.schema import Model
 from posttrain.errors import Interrupted, UserError
 from posttrain.roles.reference import Reference
 from tests.trainer.harness import digests, make_stage, run_in_process, run_stage
@@ -101,3 +102,33 @@ def test_the_reference_is_asked_once_however_often_the_run_starts(kind, world, t
     first = sum(asked)
     run_stage(make_stage(kind, world, tmp_path))
     assert first == sum(asked) == (80 if kind == "dpo" else 160)
+
+
+@pytest.mark.parametrize("kind", ["reward_model", "dpo", "kto", "ppo", "grpo"])
+def test_frozen_layers_and_bfloat16_resume_to_the_same_bytes(kind, world, tmp_path):
+    settings = {"train_layers": 1, "steps": 7 if kind != "reward_model" else 30}
+    model = Model(base="a folder", dtype="bfloat16", generation_dtype="float32")
+    kill = settings["steps"] - 2
+    assert run_in_process(kind, world, tmp_path / "whole", model=model, **settings) == 0
+    assert run_in_process(kind, world, tmp_path / "twice", kill_at=kill, model=model, **settings) == -9
+    assert run_in_process(kind, world, tmp_path / "twice", model=model, **settings) == 0
+    assert digests(tmp_path / "twice" / "out") == digests(tmp_path / "whole" / "out")
+    log = (tmp_path / "twice" / "log").read_text()
+    assert "resumed at step" in log
+    assert log.count("frozen layers") == (2 if kind in ("reward_model", "dpo", "kto") else 0)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto", "ppo", "grpo"])
+def test_a_kl_budget_ends_the_run_also_when_it_is_started_again(kind, world, tmp_path):
+    probe = {"kl_probe": {"every": 2, "prompts": 8, "max_new_tokens": 6}} if kind in ("dpo", "kto") else {}
+    settings = {"steps": 40, "learning_rate": 3e-3, "kl_budget": 0.3, **probe}
+    whole = run_stage(make_stage(kind, world, tmp_path / "whole", **settings))
+    distances = [m["rollout/kl"] for _, m in sorted(whole.tracker.steps.items()) if "rollout/kl" in m]
+    assert len(whole.tracker.steps) < 40
+    assert distances[-1] > 0.3
+    assert all(distance <= 0.3 for distance in distances[:-1])
+    again = run_stage(make_stage(kind, world, tmp_path / "whole", **settings))
+    assert not again.tracker.steps, "it had ended"
+    assert digests(tmp_path / "whole" / "out")
+    free = run_stage(make_stage(kind, world, tmp_path / "free", **{**settings, "kl_budget": 1e9}))
+    assert len(free.tracker.steps) == 40
