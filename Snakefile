@@ -43,5 +43,9 @@ rule all:
         COMPARE / "manifest.json",
 
 
+onstart:
+    require_gpus()
+
+
 onerror:
     repeat_errors()

@@ -79,6 +79,11 @@ def test_a_file_that_is_no_experiment_is_named(fresh: Project, content: bytes, s
     assert said in message_of(fresh)
 
 
+def test_a_judge_that_is_not_there_is_named(fresh: Project) -> None:
+    fresh.write_config(with_change("evaluation", "judge", value="judges/mine.py:score"))
+    assert "evaluation.judge: judges/mine.py:score: there is no file judges/mine.py" in message_of(fresh)
+
+
 def test_an_override_is_named(fresh: Project) -> None:
     fresh.write_config(MICRO)
     message = message_of(fresh, "--config", "sft={stps: 3}")
@@ -116,7 +121,10 @@ def test_cuda_without_a_gpu(fresh: Project, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\necho 'GPU 0: a GPU (UUID: GPU-0)'\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    assert "resources.gpus: 2 wanted, 1 found" in message_of(fresh, path=[tmp_path])
+    assert fresh.snakemake("-n", path=[tmp_path]).returncode == 0, "a plan needs no GPU"
+    done = fresh.snakemake("--cores", "2", check=False, path=[tmp_path])
+    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
+    assert "resources.gpus: 2 wanted, 1 found" in done.stdout
     fresh.write_config({**MICRO, "resources": {"device": "cuda"}})
     said = fresh.snakemake("--cores", "2", "results/micro/data_verified.json", path=[tmp_path]).stdout
     assert re.search(r"Provided resources: .*gpu.*\b1\b", said), said

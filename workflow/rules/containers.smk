@@ -106,14 +106,19 @@ def gpus_present():
 
 
 def limit_gpus():
-    """Let no more jobs run at once than there are GPUs for."""
+    """Let no more jobs run at once than there are GPUs for; a plan is made on a machine without any, too."""
+    present = max(gpus_present(), EXPERIMENT.resources.gpus)
+    asked = workflow.global_resources.get("gpu")
+    workflow.register_resource("gpu", min(present, asked.value) if asked and asked.value else present)
+
+
+def require_gpus():
+    """Stop where the jobs that are to start now have too few GPUs."""
     present, wanted = gpus_present(), EXPERIMENT.resources.gpus
-    if present < wanted:
+    if CUDA and present < wanted:
         stop(
             f"resources.gpus: {wanted} wanted, {present} found (nvidia-smi -L); set resources.device: cpu or gpus lower"
         )
-    asked = workflow.global_resources.get("gpu")
-    workflow.register_resource("gpu", min(present, asked.value) if asked and asked.value else present)
 
 
 if IN_CONTAINERS:
