@@ -57,18 +57,19 @@ def sample_and_score(stage: Stage, prompts: Sequence[Row]) -> list[Row]:
     The policy's log-probabilities are computed as the reference's are, in the same batches: what rounding there is
     cancels in their difference, and a model has no KL to itself. Those of the generator are compared with them.
     """
-    sft, judge = stage.inputs["sft"] / "model", stage.config.evaluation.judge
-    policy = stage.inputs["post"] / "model" if "post" in stage.inputs else sft
+    sft, post = stage.inputs["sft"] / "model", stage.inputs.get("post")
+    policy = post / "model" if post else sft
     passes = Passes(stage, stage.config.evaluation.generation_batch)
     rows = passes.run("completions", prompts, lambda: writing(stage, policy))
     rows = passes.run("policy", rows, lambda: own_log_probs(stage, policy))
-    if policy != sft:
+    if post:
         rows = passes.run("reference", rows, lambda: log_probs(stage, sft, "reference"))
     rows = passes.run("reward", rows, lambda: rewards(stage))
     if stage.config.model.base != BUILT_IN:  # that one is untrained: what it finds likely says nothing
         base = stage.inputs["model"] / "model"
         rows = passes.run("base", rows, lambda: log_probs(stage, base, "base_log_prob", temperature=1.0))
-    return passes.run("judge", rows, lambda: judging(stage, judge)) if judge is not None else rows
+    judge = stage.config.evaluation.judge
+    return rows if judge is None else passes.run("judge", rows, lambda: judging(stage, judge))
 
 
 def table_row(row: Row) -> Row:

@@ -22,7 +22,7 @@ ROWS = [
 ]
 JUDGED = [
     {**row, "judge": judge, "base_log_prob": base}
-    for row, judge, base in zip(ROWS, (0.5, -0.1, 0.2), (-6.0, -8.0, -2.0), strict=True)
+    for row, judge, base in zip(ROWS, (0.5, -0.1, 0.2), (-6.0, -10.0, -2.0), strict=True)
 ]
 
 
@@ -45,7 +45,7 @@ def test_a_judge_and_a_trained_base_add_a_metric_each() -> None:
     found = absolute(JUDGED, 50, 0)
     assert found.keys() - absolute(ROWS, 50, 0).keys() == {"eval/judge", "eval/perplexity"}
     assert found["eval/judge"].value == pytest.approx(0.2)
-    assert found["eval/perplexity"].value == pytest.approx(math.exp(16 / 8)), "of sums, not a mean of ratios"
+    assert found["eval/perplexity"].value == pytest.approx(math.exp(18 / 8)), "of sums, not a mean of ratios"
     alone = [{**row, "base_log_prob": None} for row in JUDGED]
     assert "eval/judge" in absolute(alone, 50, 0) and "eval/perplexity" not in absolute(alone, 50, 0)
 

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import statistics
 from collections.abc import Callable
@@ -173,7 +174,7 @@ def test_sft_and_runs_share_prompts_and_random_numbers(world: Path, tmp_path: Pa
     precision = {"dtype": dtype}
     stages = [make_stage(world, tmp_path / name, name, model=precision) for name in ("sft", "ppo")]
     same = make_stage(world, tmp_path / "same", "same", model=precision)
-    same.inputs["post"] = world / "sft"  # a run that changed nothing, with an SFT model of its own to be read
+    same.inputs["post"] = shutil.copytree(world / "sft", tmp_path / "unchanged")  # a run that learned nothing
     for stage in (*stages, same):
         evaluate.run(stage)
     sft, run, copy = (read_table(stage.out / "samples.parquet") for stage in (*stages, same))
