@@ -82,7 +82,7 @@ class RatingPairs(Section):
     """How rated texts become pairs for the reward model."""
 
     margin: NonNegative = Field(1.0, description="least difference of the two human ratings")
-    per_text: Positive = Field(2, description="pairs in which each text takes the better part, at most")
+    per_text: Positive = Field(2, description="others that each text is paired with, drawn from all that differ enough")
 
 
 class Data(Section):

@@ -18,29 +18,38 @@ class Rated(NamedTuple):
 def rating_pairs(texts: Sequence[Rated], margin: float, per_text: int, seed: int) -> list[tuple[int, int]]:
     """Pairs (better, worse) of indices into `texts`, whose ratings differ by at least `margin` and at all.
 
-    Each text is the better one of up to `per_text` pairs, each with another worse text, drawn evenly from all that are
-    far enough below. Draws and order come from hashes of the seed and the ids: the same for every order of `texts`.
+    Each text draws `per_text` others, evenly from all that are far enough above or below; a pair that both of its texts
+    draw counts once. So every text is as likely to be in a pair as any other, whatever its rating, and gaps are spread
+    as they are among all pairs that differ enough. Draws and order come from hashes of the seed and the ids: the same
+    for every order of `texts`.
 
     Args:
         texts: texts of one source and one split; ids are unique.
         margin: least difference of the ratings.
-        per_text: most pairs in which a text is the better one.
+        per_text: others that a text draws, fewer where not so many differ enough.
         seed: of the draws.
     """
     order = sorted(range(len(texts)), key=lambda index: (texts[index].rating, texts[index].id))
     ratings = [texts[index].rating for index in order]
-    drawn: list[tuple[bytes, int, int]] = []
-    for better in range(len(texts)):
-        below = _count_below(ratings, texts[better].rating, margin)
+    drawn: dict[tuple[int, int], bytes] = {}
+    for own in range(len(texts)):
+        below = _count_below(ratings, texts[own].rating, margin)
+        above = _count_above(ratings, texts[own].rating, margin)
         taken: set[int] = set()
-        for number in range(min(per_text, below)):
-            digest = hashlib.sha256(f"{seed}\n{texts[better].id}\n{number}".encode()).digest()
-            place = int.from_bytes(digest[:8], "big") % below
+        for number in range(min(per_text, below + above)):
+            digest = hashlib.sha256(f"{seed}\n{texts[own].id}\n{number}".encode()).digest()
+            place = int.from_bytes(digest[:8], "big") % (below + above)
             while place in taken:
-                place = (place + 1) % below
+                place = (place + 1) % (below + above)
             taken.add(place)
-            drawn.append((digest, better, order[place]))
-    return [(better, worse) for _, better, worse in sorted(drawn)]
+            pair = (own, order[place]) if place < below else (order[place - below - above], own)
+            drawn[pair] = min(digest, drawn.get(pair, digest))
+    return sorted(drawn, key=lambda pair: drawn[pair])
+
+
+def _count_above(ratings: Sequence[float], rating: float, margin: float) -> int:
+    """How many of the sorted `ratings` are higher than `rating`, by at least `margin`."""
+    return len(ratings) - bisect_left(ratings, True, key=lambda higher: higher - rating >= margin and higher > rating)
 
 
 def _count_below(ratings: Sequence[float], rating: float, margin: float) -> int:
