@@ -10,7 +10,6 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from posttrain.evaluation.comparison import Subject
-from posttrain.evaluation.statistics import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +18,7 @@ INK, SOFT, GRID, WARNING = "#1f2630", "#5b6472", "#e6e8ec", "#a3261d"
 BASELINE_COLOUR = "#7a828e"
 # After Okabe & Ito: told apart by colour-blind readers too; its yellow is left out, which white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")
-WIDTH = 5.6  # inches, of a figure that stays readable on a phone
+WIDTH = 5.2  # inches, of a figure that stays readable on a phone
 STYLE: Any = {
     "font.size": 10,
     "text.color": INK,
@@ -66,11 +65,6 @@ def new_figure(rows: int, columns: int, *, height: float, width: float = WIDTH) 
     """A figure and its axes, row by row."""
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
-
-
-def arms(found: Estimate) -> list[list[float]]:
-    """An interval as matplotlib's error bars."""
-    return [[max(found.value - found.low, 0.0)], [max(found.high - found.value, 0.0)]]
 
 
 def save(figure: Figure, path: Path) -> Path:

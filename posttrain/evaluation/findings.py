@@ -3,33 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from posttrain.evaluation.comparison import Comparison, Experiment
-from posttrain.evaluation.entries import Entry, estimates
-from posttrain.evaluation.seeds import Group
+from posttrain.evaluation.comparison import Comparison, Experiment, Subject
+from posttrain.evaluation.entries import estimates
 from posttrain.evaluation.statistics import Estimate
 
 JUDGE, REWARD = "eval/judge_gain", "eval/reward_gain"
 ACCURACY = "eval/test_accuracy"  # in the metrics.json of `reward_model`
 
 
-def findings(comparison: Comparison) -> list[str]:
+@dataclass(frozen=True)
+class Finding:
+    """One sentence: what is said, and of what."""
+
+    head: str
+    text: str
+    flagged: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.head}: {self.text}."
+
+
+def findings(comparison: Comparison) -> list[Finding]:
     """The comparison's result: by the judge where there is one, else by the reward model; then the flags."""
-    grouped = {entry.name for group in comparison.groups for entry in group.members}
-    single = [entry for entry in comparison.entries if entry.name not in grouped and not entry.is_baseline]
-    sentences = []
-    for metric, by in ((JUDGE, _judge(comparison)), (REWARD, "the reward model")):
-        if any(metric in entry.metrics for entry in comparison.entries):
-            sentences += [_of_seeds(group, metric, by) for group in comparison.groups if group.over_seeds(metric)]
-            sentences += _of_runs([entry for entry in single if metric in entry.metrics], metric, by)
-            break
-    return [*sentences, *flag_findings(comparison)]
+    runs = [subject for subject in comparison.subjects() if not subject.is_baseline]
+    judged = [subject for subject in runs if _gain(subject, JUDGE)]
+    others = [subject for subject in runs if not _gain(subject, JUDGE)]
+    return [
+        *_results(comparison, judged, JUDGE, f"the independent judge ({', '.join(comparison.judges)})"),
+        *_results(comparison, others, REWARD, "the reward model"),
+        *_flagged(comparison),
+    ]
 
 
-def flag_findings(comparison: Comparison) -> list[str]:
-    """A sentence for each flag, or that there is none."""
-    sentences = [f"{run} is flagged: {flag.sentence}." for run, flags in comparison.flags.items() for flag in flags]
-    return sentences or (["No run is flagged."] if comparison.flags else [])
+def _results(comparison: Comparison, runs: Sequence[Subject], metric: str, by: str) -> Iterator[Finding]:
+    """Which runs and groups are better, worse or neither by the interval of their paired gain."""
+    gains = [(subject, gain) for subject in runs if (gain := _gain(subject, metric))]
+    for text, chosen in (
+        ("Better than SFT", [subject for subject, gain in gains if gain.low > 0]),
+        ("Worse than SFT", [subject for subject, gain in gains if gain.high < 0]),
+        ("Not told apart from SFT", [subject for subject, gain in gains if gain.low <= 0 <= gain.high]),
+    ):
+        if chosen:
+            yield Finding(f"{text} by {by}", ", ".join(_result(comparison, subject, metric) for subject in chosen))
+
+
+def _gain(subject: Subject, metric: str) -> Estimate | None:
+    return subject.group.over_seeds(metric) if subject.group else subject.members[0].metrics.get(metric)
+
+
+def _result(comparison: Comparison, subject: Subject, metric: str) -> str:
+    gain = _gain(subject, metric)
+    assert gain is not None
+    remarks, flagged = [], sum(bool(comparison.flags[entry.name]) for entry in subject.members)
+    if subject.group:
+        seeds = len(subject.members)
+        remarks.append(
+            f"mean of {seeds} seeds; its paired interval above 0 in {subject.group.above_zero(metric)} of them"
+        )
+        remarks += [f"flagged in {flagged}"] if flagged else []
+    elif flagged:
+        remarks.append("flagged")
+    aside = f" ({'; '.join(remarks)})" if remarks else ""
+    return f"{subject.name} {gain.value:+.3f} [{gain.low:.3f}, {gain.high:.3f}]{aside}"
+
+
+def _flagged(comparison: Comparison) -> list[Finding]:
+    """A sentence for each flagged run, or that there is none."""
+    found = [
+        Finding(f"{run} is flagged", "; ".join(flag.sentence for flag in flags), flagged=True)
+        for run, flags in comparison.flags.items()
+        if flags
+    ]
+    return found or ([Finding("Flags", "none of the runs is flagged")] if comparison.flags else [])
 
 
 def accuracy(experiment: Experiment) -> Estimate | None:
@@ -48,31 +95,3 @@ def accuracy_sentence(experiment: Experiment) -> str | None:
         f"The reward model puts {found.value:.1%} [{found.low:.1%}, {found.high:.1%}] of {found.n:,} held-out pairs of "
         "texts, whose human ratings differ by more than 1, in the order in which people put them."
     )
-
-
-def _judge(comparison: Comparison) -> str:
-    return f"the independent judge ({', '.join(comparison.judges)})" if comparison.judges else "the independent judge"
-
-
-def _of_runs(entries: Sequence[Entry], metric: str, by: str) -> Iterator[str]:
-    gains = {entry.name: entry.metrics[metric] for entry in entries}
-    for text, chosen in (
-        ("Better than SFT", [name for name, gain in gains.items() if gain.low > 0]),
-        ("Worse than SFT", [name for name, gain in gains.items() if gain.high < 0]),
-        ("Not told apart from SFT", [name for name, gain in gains.items() if gain.low <= 0 <= gain.high]),
-    ):
-        if chosen:
-            yield f"{text} by {by}: {', '.join(f'{name} {_signed(gains[name])}' for name in chosen)}."
-
-
-def _of_seeds(group: Group, metric: str, by: str) -> str:
-    found, seeds = group.over_seeds(metric), len(group.members)
-    assert found is not None
-    return (
-        f"{group.name} gains {_signed(found)} over SFT by {by}, mean over {seeds} seeds; its paired lower bound is "
-        f"above 0 in {group.above_zero(metric)} of {seeds} seeds."
-    )
-
-
-def _signed(found: Estimate) -> str:
-    return f"{found.value:+.3f} [{found.low:.3f}, {found.high:.3f}]"

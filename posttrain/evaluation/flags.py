@@ -15,9 +15,10 @@ JUDGE_FOLLOWS = "judge_follows"
 
 @dataclass(frozen=True)
 class Flag:
-    """`name` is the threshold's key under `flags:`; `sentence` has the figure and the threshold."""
+    """`name` is the threshold's key under `flags:`, `label` a word for a table; `sentence` has figure and threshold."""
 
     name: str
+    label: str
     sentence: str
 
 
@@ -49,15 +50,10 @@ class Limit:
         return not (value >= edge if self.least else value <= edge)
 
     def sentence(self, value: float, base: float, threshold: float) -> str:
-        """What broke it."""
-        against = {
-            "ratio": f", {self.relative(value, base):.2f} times SFT's {base:.3g}",
-            "difference": f", {value - base:.3g} more than SFT's {base:.3g}",
-            "alone": "",
-        }[self.relation]
+        """What broke it: the figure, and in brackets the threshold."""
+        unit = {"ratio": " times SFT's", "difference": " more than SFT's", "alone": self.unit}[self.relation]
         bound = "least" if self.least else "most"
-        times = " times" if self.relation == "ratio" else " more" if self.relation == "difference" else ""
-        return f"{self.label} is {value:.3g}{self.unit}{against}; the {bound} allowed is {threshold:g}{times}"
+        return f"{self.label} is {self.relative(value, base):.3g}{unit} ({bound} allowed: {threshold:g})"
 
 
 LIMITS = (
@@ -80,9 +76,9 @@ def find_flags(run: Metrics, baseline: Metrics, limits: Flags) -> list[Flag]:
         if threshold is not None and limit.metric in run and limit.metric in baseline:
             value, base = run[limit.metric].value, baseline[limit.metric].value
             if limit.broken(value, base, threshold):
-                found.append(Flag(limit.name, limit.sentence(value, base, threshold)))
+                found.append(Flag(limit.name, limit.label, limit.sentence(value, base, threshold)))
     if limits.judge_follows and _reward_alone(run):
-        found.append(Flag(JUDGE_FOLLOWS, _reward_alone_sentence(run)))
+        found.append(Flag(JUDGE_FOLLOWS, "reward alone", _reward_alone_sentence(run)))
     return found
 
 
@@ -93,7 +89,7 @@ def _reward_alone(run: Metrics) -> bool:
 
 def _reward_alone_sentence(run: Metrics) -> str:
     reward, judge = (
-        f"{found.value:+.3g} [{found.low:.3g}, {found.high:.3g}]"
+        f"{found.value:+.3f} [{found.low:.3f}, {found.high:.3f}]"
         for found in (run["eval/reward_gain"], run["eval/judge_gain"])
     )
-    return f"the reward's gain is {reward}, and the judge's {judge} is not shown to be above 0"
+    return f"the reward gains {reward}, the judge's score {judge}, which is not shown to be above 0"

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 PAGE = """{% set blank = "&ndash;" | safe %}
 {% macro dot(name) %}<span class="dot" style="background: {{ colours[name] }}"></span>{% endmacro %}
-{% macro cell(found, column, error=none) %}
+{% macro cell(found, column, error=none, group=none) %}
 {% if found %}
 {% set shown = found | number(column) %}
 {% set even = {"eval/judge_gain": 0, "eval/reward_gain": 0, "eval/win_rate": 0.5}.get(column.metric) %}
 {% set mark = "" if even is none else "up" if found.low > even else "down" if found.high < even else "" %}
 <td><span class="{{ mark }}">{{ "+" if even == 0 and found.value > 0 }}{{ shown.value }}</span>
 {% if error %} &plusmn; {{ "%.2f" | format(error.value) }}{% endif %}
-<span class="interval">{{ shown.interval }}</span></td>
+<span class="interval">{{ shown.interval }}</span>
+{% if group and column.metric in gains %}
+<span class="interval">&gt; 0 in {{ group.above_zero(column.metric) }} of {{ group.members | length }}</span>
+{% endif %}</td>
 {% else %}
 <td class="soft">{{ blank }}</td>
+{% endif %}
+{% endmacro %}
+{% macro picture(name, kind="") %}
+{% if name in figures %}
+<figure class="{{ kind }}"><div class="wide"><img src="{{ figures[name].image }}"
+alt="{{ figures[name].caption }}"></div><figcaption>{{ figures[name].caption }}</figcaption></figure>
 {% endif %}
 {% endmacro %}
 {% macro heads(columns) %}
@@ -30,11 +39,11 @@ PAGE = """{% set blank = "&ndash;" | safe %}
 <body><main>
 <p class="eyebrow">Comparison of post-trained models</p>
 <h1>{{ title }}</h1>
-<p class="soft">{{ entries | length }} models on {{ entries[0].rows | length }} held-out prompts, one completion each,
-with the same random numbers for every model
+<p class="soft">{{ entries | length }} models on {{ prompts | join(" or ") }} held-out prompts, one completion each
+{%- if comparison.experiments | length == 1 %}, with the same random numbers for every model{% endif %}
 {%- if comparison.judges %}; judged by {{ comparison.judges | join(", ") }}, which no training stage sees
 {%- endif %}.</p>
-<nav><a href="#runs">Runs</a>{% if comparison.groups %}<a href="#seeds">Seeds</a>{% endif %}
+<nav>{% if comparison.groups %}<a href="#seeds">Over seeds</a>{% endif %}<a href="#runs">Runs</a>
 <a href="#figures">Figures</a>
 {% if samples %}<a href="#samples">Samples</a>{% endif %}
 {% if cards or accuracies %}<a href="#data">Data and reward model</a>{% endif %}
@@ -44,8 +53,8 @@ with the same random numbers for every model
 <div class="lead">
 <section><h2>Findings</h2>
 <ul class="findings">
-{% for sentence in findings %}
-<li{% if " is flagged: " in sentence %} class="flagged"{% endif %}>{{ sentence }}</li>
+{% for finding in findings %}
+<li{% if finding.flagged %} class="flagged"{% endif %}><b>{{ finding.head }}:</b> {{ finding.text | minus }}.</li>
 {% endfor %}
 {% for sentence in accuracies %}<li>{{ sentence }}</li>{% endfor %}
 </ul>
@@ -60,29 +69,6 @@ difference lies above 0.</p>
 <div class="notes">{% for sentence in notes %}<p>{{ sentence }}</p>{% endfor %}</div>
 {% endif %}
 
-<h2 id="runs">Runs</h2>
-<div class="wide"><table class="runs">
-<thead><tr><th>Run</th>{{ heads(columns) }}<th>Flags</th></tr></thead>
-<tbody>
-{% for entry in entries %}
-{% set flags = comparison.flags.get(entry.name) %}
-<tr{% if entry.is_baseline %} class="baseline"{% endif %}>
-<td>{{ dot(entry.name) }}{{ entry.name }}
-<span class="method">{{ "baseline" if entry.is_baseline else entry.method }}
-{%- if entry.seed is not none %}, seed {{ entry.seed }}{% endif %}</span>
-{% if flags %}<span class="badge">flagged</span>{% endif %}</td>
-{% for column in columns %}
-{{ cell(entry.metrics.get(column.metric), column, entry.metrics.get(kl_error) if column.metric == "eval/kl") }}
-{%- endfor %}
-<td>
-{% for flag in flags or [] %}<span class="badge" title="{{ flag.sentence }}">{{ flag.name }}</span><br>
-{% else %}<span class="badge none">{{ "none" if flags is not none else blank }}</span>{% endfor %}
-</td></tr>
-{% endfor %}
-</tbody></table></div>
-<p class="soft small">Below each value: its 95 % interval over prompts, for this one trained model. Blue: above SFT;
-brown: below it.</p>
-
 {% if comparison.groups %}
 <h2 id="seeds">Over seeds</h2>
 <p>Runs of equal settings, trained with different seeds. The interval is Student&rsquo;s t over the seeds&rsquo;
@@ -91,27 +77,45 @@ one trained model could lie elsewhere on other prompts, and knows nothing of oth
 wide.</p>
 <div class="wide"><table class="runs">
 <thead><tr><th>Group</th><th>Seeds</th>
-{% for metric in gains %}<th>{{ "Judge" if "judge" in metric else "Reward" }} gain &gt; 0 in</th>{% endfor %}
 {{ heads(columns) }}</tr></thead>
 <tbody>
 {% for group in comparison.groups %}
 <tr><td>{{ dot(group.members[0].name) }}{{ group.name }}<span class="method">{{ group.method }}</span></td>
 <td>{{ group.members | length }}</td>
-{% for metric in gains %}<td>{{ group.above_zero(metric) }} of {{ group.members | length }}</td>{% endfor %}
-{% for column in columns %}{{ cell(group.over_seeds(column.metric), column) }}{% endfor %}
+{% for column in columns %}{{ cell(group.over_seeds(column.metric), column, group=group) }}{% endfor %}
 </tr>
 {% endfor %}
 </tbody></table></div>
-<p class="soft small">&ldquo;Gain &gt; 0 in&rdquo; counts the seeds whose own paired interval over prompts lies above
-0.</p>
+<p class="soft small">&ldquo;&gt; 0 in&rdquo; counts the seeds whose own paired interval over prompts lies above 0.</p>
 {% endif %}
+
+<h2 id="runs">Runs</h2>
+<div class="wide"><table class="runs">
+<thead><tr><th>Run</th>{{ heads(columns) }}</tr></thead>
+<tbody>
+{% for entry in entries %}
+{% set flags = comparison.flags.get(entry.name, []) %}
+<tr{% if entry.is_baseline %} class="baseline"{% endif %}>
+<td>{{ dot(entry.name) }}{{ entry.name }}
+<span class="method">{{ "baseline" if entry.is_baseline else entry.method }}
+{%- if entry.seed is not none %}, seed {{ entry.seed }}{% endif %}</span>
+{% for flag in flags %}<span class="badge" title="{{ flag.name }}: {{ flag.sentence }}">{{ flag.label }}</span>
+{% endfor %}</td>
+{% for column in columns %}
+{{ cell(entry.metrics.get(column.metric), column, entry.metrics.get(kl_error) if column.metric == "eval/kl") }}
+{%- endfor %}
+</tr>
+{% endfor %}
+</tbody></table></div>
+<p class="soft small">Below each value: its 95 % interval over prompts, for this one trained model. Blue: above SFT;
+brown: below it. Red: what the run is flagged for.</p>
 
 <h2 id="figures">Figures</h2>
 <div class="figures">
-{% for figure in figures %}
-<figure{% if figure.wide %} class="broad"{% endif %}><div class="wide"><img src="{{ figure.image }}"
-alt="{{ figure.caption }}"></div><figcaption>{{ figure.caption }}</figcaption></figure>
-{% endfor %}
+{{ picture("reward_kl.png") }}
+<div>{{ picture("win_rate.png") }}{{ picture("lengths.png") }}</div>
+{{ picture("limits.png", "broad") }}
+{{ picture("curves.png", "broad") }}
 </div>
 
 {% if samples %}
@@ -123,10 +127,12 @@ alt="{{ figure.caption }}"></div><figcaption>{{ figure.caption }}</figcaption></
 <div class="answers">
 {% for entry, row in sample.answers %}
 <div class="answer" style="border-top-color: {{ colours[entry.name] }}">
-<header><b>{{ entry.name }}</b><span>
-{%- if row.judge is not none %}judge {{ "%.2f" | format(row.judge) }} &middot; {% endif -%}
-reward {{ "%.2f" | format(row.reward) }} &middot; KL {{ "%.1f" | format(row.kl) }}
-{%- if row.finish == "length" %} &middot; cut{% endif %}</span></header>
+<header><b>{{ entry.name }}</b>
+{% if row.judge is not none %}<span>judge {{ "%.2f" | format(row.judge) | minus }}</span>{% endif +%}
+<span>reward {{ "%.2f" | format(row.reward) | minus }}</span>
+<span>KL {{ "%.1f" | format(row.kl) | minus }}</span>
+{% if row.finish == "length" %}<span>cut</span>{% endif %}
+</header>
 <p>{{ row.text | trim }}</p></div>
 {% endfor %}
 </div>
@@ -139,7 +145,8 @@ reward {{ "%.2f" | format(row.reward) }} &middot; KL {{ "%.1f" | format(row.kl) 
 {% for card in cards %}
 {% if cards | length > 1 %}<h3>{{ card.experiments | join(", ") }}</h3>{% endif %}
 <div class="wide"><table>
-<thead><tr><th>Source</th><th>Form</th><th>Read</th><th>Train</th><th>Validation</th><th>Test</th><th>Dropped</th></tr></thead>
+<thead><tr><th>Source</th><th>Form</th><th>Read</th><th>Train</th><th>Validation</th><th>Test</th>
+<th class="prose">Dropped</th></tr></thead>
 <tbody>
 {% for source in card.sources %}
 <tr><td>{{ source.name }}</td><td>{{ source.form }}</td><td>{{ source.read }}</td><td>{{ source.kept.train }}</td>
@@ -153,17 +160,15 @@ reward {{ "%.2f" | format(row.reward) }} &middot; KL {{ "%.1f" | format(row.kl) 
 </td></tr>
 {% endfor %}
 </tbody></table></div>
-<div class="wide"><table>
+<div class="wide"><table class="narrow">
 <thead><tr><th>Table</th><th>Train</th><th>Validation</th><th>Test</th></tr></thead>
 <tbody>
 {% for name, counts in card.tables.items() %}
 <tr><td>{{ name }}</td><td>{{ counts.train }}</td><td>{{ counts.validation }}</td><td>{{ counts.test }}</td></tr>
 {% endfor %}
 </tbody></table></div>
-<div class="figures">
-{% for image in card.pictures %}
-<figure><img src="{{ image }}" alt="Histogram of the data"></figure>
-{% endfor %}
+<div class="histograms">
+{% for image in card.pictures %}<div class="wide"><img src="{{ image }}" alt="Histogram of the data"></div>{% endfor %}
 </div>
 {% endfor %}
 {% endif %}
@@ -172,14 +177,17 @@ reward {{ "%.2f" | format(row.reward) }} &middot; KL {{ "%.1f" | format(row.kl) 
 <h2 id="stages">What ran where, and how long</h2>
 {% for experiment in comparison.experiments if experiment.records %}
 {% if recipes | length > 1 %}<h3>{{ experiment.name }}</h3>{% endif %}
-<p class="soft small">{{ experiment.records | sum(attribute="facts.seconds") | duration }} of work in all.</p>
+<p class="soft small">{{ experiment.records | map(attribute="facts.seconds") | sum | duration }} of work in all.</p>
 <div class="wide"><table class="text">
 <thead><tr><th>Stage</th><th>Started</th><th>Time</th><th>Image</th><th>Host</th><th>Device</th><th>Threads</th>
 <th>Attempts</th><th>Resumed at step</th></tr></thead>
 <tbody>
 {% for record in experiment.records %}
 <tr><td>{{ record.manifest.stage }}{% if record.manifest.run %} {{ record.manifest.run }}{% endif %}</td>
-<td>{{ record.facts.started | default("") | moment }}</td><td>{{ record.facts.seconds | default(0) | duration }}</td>
+<td>{{ record.facts.started | default("") | moment }}</td>
+{% set seconds = record.facts.seconds | default(0) %}
+<td>{{ seconds | duration }}
+<span class="bar" style="width: {{ "%.1f" | format(100 * seconds / longest) }}%"></span></td>
 <td>{{ (record.manifest.image or "host") | truncate(15, true) }}</td><td>{{ record.facts.host or blank }}</td>
 <td>{{ record.manifest.device or blank }}</td><td>{{ record.manifest.threads or blank }}</td>
 <td>{{ record.facts.attempts | default(1) }}</td>

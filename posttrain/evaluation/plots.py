@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from posttrain.evaluation.canvas import INK, WARNING, WIDTH, arms, colours, new_figure, save, style
+from posttrain.evaluation.canvas import INK, WARNING, WIDTH, colours, new_figure, save, style
 from posttrain.evaluation.comparison import Comparison, Subject
 from posttrain.evaluation.entries import Curve, Entry
 from posttrain.evaluation.flags import LIMITS, Limit
@@ -92,16 +92,6 @@ def _having(comparison: Comparison, metric: str) -> list[Subject]:
     return [s for s in comparison.subjects() if any(metric in entry.metrics for entry in s.members)]
 
 
-def _interval_name(subjects: Sequence[Subject]) -> str:
-    """What the bars are, for an axis."""
-    kinds = []
-    if any(subject.group is None for subject in subjects):
-        kinds.append("bar: 95 % over prompts")
-    if any(subject.group for subject in subjects):
-        kinds.append("\u25c6 mean and 95 % over seeds, dots: seeds")
-    return "; ".join(kinds)
-
-
 def _gains(comparison: Comparison) -> Figure | None:
     titles = {"eval/judge_gain": "Gain by the independent judge", "eval/reward_gain": "Gain by the reward model"}
     panels = [(metric, title) for metric, title in titles.items() if _having(comparison, metric)]
@@ -114,7 +104,7 @@ def _gains(comparison: Comparison) -> Figure | None:
         _panel(place, comparison, shown, metric)
         place.axvline(0, color=INK, linewidth=1)
         place.set_title(title)
-        place.set_xlabel(f"difference to SFT on the same prompts ({_interval_name(shown)})")
+        place.set_xlabel("difference to SFT on the same prompts")
     return figure
 
 
@@ -125,9 +115,15 @@ def _win_rate(comparison: Comparison) -> Figure | None:
     figure, (axes,) = new_figure(1, 1, height=0.95 + 0.36 * len(shown))
     _panel(axes, comparison, shown, "eval/win_rate")
     axes.axvline(0.5, color=INK, linewidth=1)
-    axes.set_title(f"Win rate against SFT, by the {'judge' if comparison.judges else 'reward model'}")
-    axes.set_xlabel(f"share of prompts, ties half ({_interval_name(shown)})")
+    axes.set_title(f"Win rate against SFT, by the {_by(shown)}")
+    axes.set_xlabel("share of prompts")
     return figure
+
+
+def _by(subjects: Sequence[Subject]) -> str:
+    """Who says which completion wins."""
+    judged = {entry.judge is not None for subject in subjects for entry in subject.members}
+    return "judge or reward model" if len(judged) > 1 else "judge" if judged == {True} else "reward model"
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -187,42 +183,46 @@ def _relative(comparison: Comparison, entry: Entry, limit: Limit) -> Estimate | 
 
 
 def _reward_kl(comparison: Comparison) -> Figure:
-    figure, (axes,) = new_figure(1, 1, height=4.3)
+    figure, (axes,) = new_figure(1, 1, height=4.4)
     subjects = comparison.subjects()
     colour = colours(subjects)
-    for subject in subjects:
-        paint = colour[subject.members[0].name]
-        for entry in subject.members:
-            _path(axes, entry, paint)
-        kl, reward = (_end(subject, metric) for metric in ("eval/kl", "eval/reward"))
-        if subject.group:
-            ends = [[entry.metrics[metric].value for entry in subject.members] for metric in ("eval/kl", "eval/reward")]
-            axes.plot(*ends, "o", color=paint, markersize=4, alpha=0.55, markeredgewidth=0)
-        axes.errorbar(kl.value, reward.value, xerr=arms(kl), yerr=arms(reward), color=paint, elinewidth=1.5,
-                      fmt="D" if subject.group else "o", markersize=7, markeredgecolor="white")  # fmt: skip
-        axes.annotate(subject.name, (kl.value, reward.value), xytext=(8, 7), textcoords="offset points", color=paint,
-                      fontweight="bold", fontsize=9)  # fmt: skip
+    ends = [_end_point(axes, subject, colour[subject.members[0].name]) for subject in subjects]
     axes.set_xlabel("KL to SFT (nats per sequence)")
     axes.set_ylabel("reward")
-    axes.set_title("What each run gained, and how far it moved for it")
-    axes.margins(0.12)
+    axes.set_title("Reward, and the distance gone for it")
+    axes.margins(0.08)
     axes.grid()
+    names = [subject.name for subject in subjects]
+    figure.legend(ends, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
+def _end_point(axes: Axes, subject: Subject, colour: str) -> Line2D:
+    """Where a model or a group ended, with intervals and, for runs that sample, the way there; returns the marker."""
+    for entry in subject.members:
+        _path(axes, entry, colour)
+    found = [[entry.metrics[metric] for entry in subject.members] for metric in ("eval/kl", "eval/reward")]
+    values = [[each.value for each in estimates] for estimates in found]
+    kl, reward = (over_seeds(each) for each in values) if subject.group else (estimates[0] for estimates in found)
+    if subject.group:
+        axes.plot(*values, "o", color=colour, markersize=4, alpha=0.55, markeredgewidth=0)
+    axes.plot([kl.low, kl.high], [reward.value] * 2, color=colour, linewidth=1.5)
+    axes.plot([kl.value] * 2, [reward.low, reward.high], color=colour, linewidth=1.5)
+    marker = "D" if subject.group else "o"
+    (line,) = axes.plot(kl.value, reward.value, marker, color=colour, markersize=7, markeredgecolor="white")
+    return line
+
+
 def _path(axes: Axes, entry: Entry, colour: str) -> None:
-    """How an online run went there: reward against KL of its own samples, step by step."""
+    """How an online run went there: reward against KL of its own samples, means over a tenth of the steps."""
     kl, reward = (entry.curves.get(metric) for metric in _PATH)
     if not (_drawable(kl) and _drawable(reward)) or kl is None or reward is None:
         return
     at = dict(zip(*reward, strict=True))
-    points = [(x, at[step]) for step, x in zip(*kl, strict=True) if step in at]
-    axes.plot(*zip(*points, strict=True), color=colour, linewidth=1, alpha=0.35, zorder=1)
-
-
-def _end(subject: Subject, metric: str) -> Estimate:
-    found = [entry.metrics[metric] for entry in subject.members]
-    return over_seeds([each.value for each in found]) if subject.group else found[0]
+    points = np.array([(x, at[step]) for step, x in zip(*kl, strict=True) if step in at])
+    window = max(1, len(points) // 10)
+    smooth = [points[max(0, end - window) : end].mean(axis=0) for end in range(1, len(points) + 1)]
+    axes.plot(*np.transpose(smooth), color=colour, linewidth=1.3, alpha=0.4, zorder=1)
 
 
 def _curves(comparison: Comparison) -> Figure | None:
@@ -245,7 +245,10 @@ def _curves(comparison: Comparison) -> Figure | None:
         place.grid()
     for place in axes[len(panels) :]:
         place.set_visible(False)
-    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=8, frameon=False, fontsize=9)
+    names = [subject.name for subject in comparison.subjects() if subject.name in handles]
+    figure.legend(
+        [handles[name] for name in names], names, loc="outside lower center", ncols=8, frameon=False, fontsize=9
+    )
     return figure
 
 

@@ -25,17 +25,17 @@ SAMPLES = 8  # prompts whose completions are shown side by side
 
 # Under each picture, in this page and in Snakemake's report (workflow/report/).
 CAPTIONS = {
-    "gains.png": "The judge is seen by no training stage. A reward that rises while the judge's score does not is "
-    "reward hacking.",
+    "gains.png": "The judge is seen by no training stage: a reward that rises while the judge's score does not is a "
+    "sign of reward hacking. Circles: one run, with its 95 % interval over prompts. Diamonds: the mean of several "
+    "seeds (small dots), with its 95 % interval over seeds.",
     "reward_kl.png": "Right is further from SFT: of two runs with the same gain, the one with less KL is the safer. "
-    "Thin lines are the steps of runs that learn from their own samples.",
+    "Lines are the way of runs that learn from their own samples, as means over a tenth of the steps.",
     "win_rate.png": "Share of prompts where a run's completion scores higher than SFT's. 0.5 is a tie.",
     "lengths.png": "A run that gains by length alone shows here.",
     "limits.png": "Beyond a dashed line, in the shaded part, a run is flagged. Bars leave SFT's own uncertainty out.",
     "curves.png": "Metrics logged while the runs trained, on their training prompts.",
 }
 _LEAD = "gains.png"  # beside the findings
-_WIDE = {"limits.png", "curves.png"}  # several panels side by side
 
 
 def write_report(path: Path, title: str, comparison: Comparison, plots: Sequence[Path]) -> None:
@@ -43,25 +43,28 @@ def write_report(path: Path, title: str, comparison: Comparison, plots: Sequence
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(number=_number, duration=_duration, moment=_moment, breakable=_breakable)
+    environment.filters.update(number=_number, duration=_duration, moment=_moment, minus=_minus)
     subjects, entries = comparison.subjects(), comparison.entries
+    records = [record for experiment in comparison.experiments for record in experiment.records]
     figures = {plot.name: {"caption": CAPTIONS[plot.name], "image": _inline(plot)} for plot in plots}
     page = environment.from_string(PAGE).render(
         style=STYLE,
         title=title,
         comparison=comparison,
+        prompts=sorted({len(entry.rows) for entry in entries}),
         entries=entries,
         columns=columns_of(entries),
         colours=colours(subjects),
         findings=findings(comparison),
         notes=notes(comparison),
         lead=figures.pop(_LEAD, None),
-        figures=[{**figure, "wide": name in _WIDE} for name, figure in figures.items()],
-        gains=[metric for metric in GAINS if any(group.over_seeds(metric) for group in comparison.groups)],
+        figures=figures,
+        gains=GAINS,
         samples=_samples([subject.members[0] for subject in subjects]),
         one_of_each=bool(comparison.groups),
         cards=_cards(comparison),
-        accuracies=[sentence for each in comparison.experiments if (sentence := accuracy_sentence(each))],
+        longest=max([1.0, *(record.facts.get("seconds", 0) for record in records)]),
+        accuracies=_accuracies(comparison),
         recipes=[found for each in comparison.experiments if (found := recipe(each))],
         kl_error=KL_ERROR,
     )
@@ -79,6 +82,11 @@ def _samples(entries: Sequence[Entry]) -> list[dict[str, Any]]:
         }
         for row in shared
     ]
+
+
+def _accuracies(comparison: Comparison) -> list[str]:
+    found = [(each.name, sentence) for each in comparison.experiments if (sentence := accuracy_sentence(each))]
+    return [sentence if len(found) == 1 else f"{name}: {sentence}" for name, sentence in found]
 
 
 def _cards(comparison: Comparison) -> list[dict[str, Any]]:
@@ -104,7 +112,7 @@ def _number(found: Estimate, column: Column) -> dict[str, str]:
     value, low, high = (
         f"{round(x, column.digits) + 0.0:.{column.digits}f}" for x in (found.value, found.low, found.high)
     )
-    return {"value": value, "interval": f"[{low}, {high}]"}  # adding 0.0 makes a zero of a negative zero
+    return {"value": _minus(value), "interval": _minus(f"[{low}, {high}]")}  # + 0.0 makes a zero of a negative zero
 
 
 def _duration(seconds: float) -> str:
@@ -118,6 +126,6 @@ def _moment(stamp: str) -> str:
     return re.sub(r"(T| )(\d\d:\d\d):\d\d", r" \2", stamp).replace("+00:00", " UTC")
 
 
-def _breakable(name: str) -> str:
-    """A name that may be broken after its underscores and slashes."""
-    return re.sub(r"([_/])", "\\1\u200b", name)
+def _minus(text: str) -> str:
+    """A text whose numbers have the mathematical sign."""
+    return re.sub(r"(?<![\w.])-(?=\d)", "\N{MINUS SIGN}", text)

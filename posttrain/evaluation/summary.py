@@ -36,7 +36,7 @@ COLUMNS = (
     Column("eval/reward_gain", "Reward gain", 3, "mean difference of the reward to SFT's, prompt by prompt"),
     Column("eval/kl", "KL", 2, "nats per sequence to the SFT model, a Monte Carlo estimate on the samples; "
            "\u00b1 is its standard error"),
-    Column("eval/kl_per_token", "KL/token", 4, "the same, per token"),
+    Column("eval/kl_per_token", "KL/token", 3, "the same, per token"),
     Column("eval/perplexity", "Perplexity", 1, "of the completions under the base model; far above SFT's is no "
            "natural text"),
     Column("eval/distinct_2", "Distinct-2", 3, "different token pairs over all token pairs of all completions "

@@ -109,10 +109,11 @@ def test_the_sentences_have_the_figure_and_the_threshold() -> None:
         "eval/judge_gain": Estimate(0.02, -0.05, 0.09, 100),
     }
     assert [flag.sentence for flag in find_flags({**LIKE_SFT, **hacked}, SFT, DEFAULTS)] == [
-        "distinct-2 is 0.2, 0.25 times SFT's 0.8; the least allowed is 0.9 times",
-        "perplexity is 120, 3.00 times SFT's 40; the most allowed is 1.25 times",
-        "repetition is 0.52, 0.5 more than SFT's 0.02; the most allowed is 0.05 more",
-        "KL is 48.2 nats per sequence; the most allowed is 25",
-        "length is 60 tokens, 3.00 times SFT's 20; the most allowed is 1.5 times",
-        "the reward's gain is +1 [0.8, 1.2], and the judge's +0.02 [-0.05, 0.09] is not shown to be above 0",
+        "distinct-2 is 0.25 times SFT's (least allowed: 0.9)",
+        "perplexity is 3 times SFT's (most allowed: 1.25)",
+        "repetition is 0.5 more than SFT's (most allowed: 0.05)",
+        "KL is 48.2 nats per sequence (most allowed: 25)",
+        "length is 3 times SFT's (most allowed: 1.5)",
+        "the reward gains +1.000 [0.800, 1.200], the judge's score +0.020 [-0.050, 0.090], "
+        "which is not shown to be above 0",
     ]

@@ -127,13 +127,38 @@ def test_equal_entries_give_equal_files(comparison: Comparison, tmp_path: Path) 
 
 
 def test_what_the_intervals_allow_to_say(comparison: Comparison) -> None:
-    said = [re.sub(r" [-+]\d.*?\]", "", sentence) for sentence in findings(comparison)]
-    assert said[:3] == [
-        "Better than SFT by the independent judge (vader): ppo.",
-        "Worse than SFT by the independent judge (vader): dpo.",
+    said = findings(comparison)
+    assert [re.sub(r" [-+]\d.*?\]", "", str(finding)) for finding in said[:3]] == [
+        "Better than SFT by the independent judge (vader): ppo (flagged).",
+        "Worse than SFT by the independent judge (vader): dpo (flagged).",
         "Not told apart from SFT by the independent judge (vader): kto.",
     ]
-    assert [sentence.partition(":")[0] for sentence in said[3:]] == ["dpo is flagged", "ppo is flagged"]
+    gain = next(entry for entry in comparison.entries if entry.name == "ppo").metrics["eval/judge_gain"]
+    assert f"ppo {gain.value:+.3f} [{gain.low:.3f}, {gain.high:.3f}]" in said[0].text
+    assert [(finding.head, finding.flagged) for finding in said[3:]] == [
+        ("dpo is flagged", True),
+        ("ppo is flagged", True),
+    ]
+
+
+def test_that_nothing_is_flagged_is_said(experiment: Path) -> None:
+    off = LIMITS.model_copy(update={"most_kl": None, "judge_follows": False})
+    assert str(findings(fake.comparison(experiment, limits=off))[-1]) == "Flags: none of the runs is flagged."
+
+
+def test_a_group_is_told_once_with_its_seeds(tmp_path: Path) -> None:
+    seeds = {"ppo-0": 0, "ppo-1": 1}
+    fake.experiment(tmp_path / "x", dict.fromkeys(seeds, ("ppo", 1.0)), seeds=seeds)
+    said = findings(fake.comparison(tmp_path / "x", limits=LIMITS))
+    assert "(mean of 2 seeds; its paired interval above 0 in 2 of them; flagged in 2)" in said[0].text
+    assert [finding.head for finding in said[1:]] == ["ppo-0 is flagged", "ppo-1 is flagged"]
+
+
+def test_a_run_without_a_judge_is_told_by_the_reward_model(comparison: Comparison, tmp_path: Path) -> None:
+    fake.experiment(tmp_path / "other", {"ppo": ("ppo", 1.0)}, judge=None)
+    both = compare([comparison.experiments[0], fake.read(tmp_path / "other", prefix="other/", limits=Flags())])
+    heads = {finding.head: finding.text for finding in findings(both)}
+    assert heads["Better than SFT by the reward model"].startswith("other/ppo +")
 
 
 def test_the_page_is_whole_alone_and_escaped(comparison: Comparison, tmp_path: Path) -> None:
@@ -155,17 +180,17 @@ def test_the_page_is_whole_alone_and_escaped(comparison: Comparison, tmp_path: P
         "git checkout abc",
         "9 min 14 s",
         "ppo is flagged: KL is",
-        "most_kl",
     ):
         assert expected in page.text, expected
     assert {entry.name for entry in comparison.entries} <= set(page.text.split())
 
 
 def test_every_sample_has_its_numbers(comparison: Comparison, tmp_path: Path) -> None:
-    text = written(comparison, tmp_path).text
+    text = " ".join(written(comparison, tmp_path).text.split())
     for entry in comparison.entries:
         row = entry.rows[0]
-        assert f"judge {row['judge']:.2f} \u00b7 reward {row['reward']:.2f} \u00b7 KL {row['kl']:.1f}" in text
+        shown = f"judge {row['judge']:.2f} reward {row['reward']:.2f} KL {row['kl']:.1f}"
+        assert shown.replace("-", "\N{MINUS SIGN}") in text
 
 
 def test_uncommitted_changes_are_told(experiment: Path, comparison: Comparison, tmp_path: Path) -> None:
@@ -183,8 +208,8 @@ def test_groups_of_seeds_are_in_the_page(tmp_path: Path) -> None:
     fake.experiment(tmp_path / "x", dict.fromkeys(seeds, ("ppo", 1.0)), count=40, seeds=seeds)
     comparison = fake.comparison(tmp_path / "x", resamples=100)
     page = written(comparison, tmp_path / "out")
-    assert "Over seeds" in page.text and "3 of 3" in page.text and "Student\u2019s t" in page.text
-    assert page.text.count("judge ") >= 8 and "of runs that differ by their seed, the first" in page.text
+    assert "Over seeds" in page.text and "> 0 in 3 of 3" in page.text and "Student\u2019s t" in page.text
+    assert "of runs that differ by their seed, the first" in page.text
 
 
 def test_the_page_does_without_data_records_and_curves(comparison: Comparison, tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""What the pictures show, read back from the figures."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from posttrain.config.schema import Flags
+from posttrain.evaluation import plots
+from posttrain.evaluation.canvas import BASELINE_COLOUR, COLOURS, colours
+from posttrain.evaluation.comparison import Comparison, compare
+from tests.evaluation import fake
+
+RUNS = {"dpo": ("dpo", -0.5), "ppo-0": ("ppo", 1.0), "ppo-1": ("ppo", 0.6)}
+NAMES = ["sft", "dpo", "ppo"]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    root = tmp_path_factory.mktemp("results") / "x"
+    fake.experiment(root, RUNS, seeds={"ppo-0": 0, "ppo-1": 1})
+    return fake.comparison(root)
+
+
+@pytest.fixture
+def drawn(comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    found: dict[str, Figure] = {}
+    monkeypatch.setattr(plots, "save", lambda figure, path: found.setdefault(path.name, figure) and path)
+    plots.draw_all(tmp_path, comparison)
+    return found
+
+
+def points(axes: Axes, marker: str) -> list[tuple[float, float]]:
+    lines = [line for line in axes.lines if line.get_marker() == marker]
+    return [(float(x), float(y)) for line in lines for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def texts(axes: Axes) -> list[str]:
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_a_row_for_each_run_or_group(drawn: dict[str, Figure], comparison: Comparison) -> None:
+    judge, reward = drawn["gains.png"].axes
+    for axes, metric in ((judge, "eval/judge_gain"), (reward, "eval/reward_gain")):
+        values = {entry.name: entry.metrics[metric].value for entry in comparison.entries[1:]}
+        assert texts(axes) == ["dpo", "ppo"]
+        assert points(axes, "D")[0][0] == pytest.approx(statistics.fmean([values["ppo-0"], values["ppo-1"]]))
+        assert {x for x, _ in points(axes, "o")} == {values["dpo"], values["ppo-0"], values["ppo-1"]}
+    assert texts(drawn["win_rate.png"].axes[0]) == ["dpo", "ppo"] and texts(drawn["lengths.png"].axes[0]) == NAMES
+
+
+def test_the_interval_is_drawn_as_it_is(drawn: dict[str, Figure], comparison: Comparison) -> None:
+    gain = comparison.entries[1].metrics["eval/judge_gain"]
+    bars = [tuple(line.get_xdata()) for line in drawn["gains.png"].axes[0].lines if len(line.get_xdata()) == 2]
+    assert (gain.low, gain.high) in bars
+
+
+def test_thresholds_are_lines(comparison: Comparison, drawn: dict[str, Figure]) -> None:
+    panels = {axes.get_title("left"): axes for axes in drawn["limits.png"].axes if axes.get_visible()}
+    assert list(panels) == ["Distinct-2", "Perplexity", "Repetition", "KL", "Length"]
+    for title, threshold in (
+        ("Distinct-2", 0.9),
+        ("Perplexity", 1.25),
+        ("Repetition", 0.05),
+        ("KL", 25),
+        ("Length", 1.5),
+    ):
+        dashed = [line.get_xdata()[0] for line in panels[title].lines if line.get_linestyle() == "--"]
+        assert dashed == [threshold]
+        low, high = panels[title].get_xlim()
+        assert low <= threshold <= high
+    sft, dpo = (entry.metrics["eval/perplexity"].value for entry in comparison.entries[:2])
+    assert points(panels["Perplexity"], "o")[0][0] == pytest.approx(dpo / sft)
+
+
+def test_a_threshold_that_is_off_has_no_line(comparison: Comparison, tmp_path: Path) -> None:
+    experiment = comparison.experiments[0]
+    off = Flags(**dict.fromkeys(["least_distinct_2", "most_kl", "most_length", "most_perplexity", "most_repetition"]))
+    figure = plots._limits(compare([type(experiment)(experiment.name, experiment.entries, off)]))
+    assert figure is not None
+    assert not [line for axes in figure.axes for line in axes.lines if line.get_linestyle() == "--"]
+
+
+def test_end_points_and_paths_of_reward_against_kl(drawn: dict[str, Figure], comparison: Comparison) -> None:
+    (axes,) = drawn["reward_kl.png"].axes
+    sft, dpo = ((e.metrics["eval/kl"].value, e.metrics["eval/reward"].value) for e in comparison.entries[:2])
+    assert {sft, dpo} <= set(points(axes, "o"))
+    paths = [line for line in axes.lines if len(line.get_xdata()) == 40]
+    assert len(paths) == 2, "of the two runs that sample"
+    kl = [0.1 * step for step in range(1, 41)]
+    assert paths[0].get_xdata()[-1] == pytest.approx(statistics.fmean(kl[-4:]))
+    assert [text.get_text() for text in drawn["reward_kl.png"].legends[0].texts] == NAMES
+
+
+def test_curves_are_those_of_the_files(drawn: dict[str, Figure]) -> None:
+    panels = {axes.get_title("left"): axes for axes in drawn["curves.png"].axes if axes.get_visible()}
+    assert list(panels) == ["Reward of the samples", "KL to SFT, nats per sequence", "Loss"]
+    assert len(panels["Loss"].lines) == 3 and len(panels["Reward of the samples"].lines) == 2
+    assert list(panels["Loss"].lines[0].get_ydata()) == [1 / step for step in range(1, 41)]
+    assert [text.get_text() for text in drawn["curves.png"].legends[0].texts] == ["dpo", "ppo"]
+
+
+def test_a_colour_means_the_same_everywhere(comparison: Comparison, drawn: dict[str, Figure]) -> None:
+    found = colours(comparison.subjects())
+    assert found == {"sft": BASELINE_COLOUR, "dpo": COLOURS[0], "ppo-0": COLOURS[1], "ppo-1": COLOURS[1]}
+    for figure in drawn.values():
+        used = {line.get_color() for axes in figure.axes for line in axes.lines if line.get_marker() in ("o", "D")}
+        assert used <= {BASELINE_COLOUR, *COLOURS[:2]}
