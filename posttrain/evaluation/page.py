@@ -218,9 +218,9 @@ manifest.json.</p>
 <dt>Image</dt><dd>{{ recipe.images | join(", ") }}</dd>
 <dt>Packages</dt><dd>
 {% for name, version in recipe.packages.items() %}
-{{ name }} {{ version }}{{ ", " if not loop.last }}
+{{ name }} {{ version }},
 {% endfor %}
-</dd>
+all others as in envs/*.lock at that commit</dd>
 </dl>
 {% endfor %}
 {% endif %}
