@@ -42,7 +42,7 @@ def write_tokenizer(facts: Mapping[str, Any], source: str, folder: Path) -> dict
     tokens: list[str] = facts[f"{PREFIX}tokens"]
     kinds: list[int] = facts[f"{PREFIX}token_type"]
     special = [token for token, kind in zip(tokens, kinds, strict=True) if kind in (UNKNOWN, CONTROL)]
-    fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    fast.add_special_tokens([AddedToken(token, normalized=False) for token in special])
     own = [token for token, kind in zip(tokens, kinds, strict=True) if kind == USER_DEFINED]
     fast.add_tokens([AddedToken(token, normalized=False) for token in own])
     ids = {name: facts.get(PREFIX + key, len(tokens)) for name, key in NAMED.items()}

@@ -71,22 +71,22 @@ def convert(file: Path, folder: Path) -> None:
     Raises:
         UserError: no whole GGUF file, another architecture, or a part of it that is not known here.
     """
-    reader = _open(file)
-    facts = _Facts(file, reader)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    facts, tensors = _read(file)
     config = _config(facts, tied="output.weight" not in tensors)
     ids = write_tokenizer(facts, str(file), folder)
     _write_json(folder / "config.json", {**config, **ids})
     _save(_weights(tensors, config, file), folder)
 
 
-def _open(file: Path) -> GGUFReader:
+def _read(file: Path) -> tuple[_Facts, dict[str, ReaderTensor]]:
     from gguf import GGUFReader
 
     try:
-        return GGUFReader(file)
-    except (ValueError, IndexError, KeyError, OverflowError):  # what the reader makes of a file that is cut off
+        reader = GGUFReader(file)
+        facts = _Facts(file, reader)
+    except (ValueError, IndexError):  # what the reader makes of a file that is cut off or damaged
         raise UserError(f"{file} is not a whole GGUF file; fetch it again") from None
+    return facts, {tensor.name: tensor for tensor in reader.tensors}
 
 
 def _config(facts: _Facts, tied: bool) -> dict[str, Any]:

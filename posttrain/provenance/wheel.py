@@ -90,8 +90,9 @@ def _reason(name: str, version: str, said: str) -> str:
     if versions:
         return f"pip finds no wheel of {name}; mend the name, or check the network and pip's settings"
     lines = [line for line in said.splitlines() if line.strip()]
-    last = ([line for line in lines if line.startswith("ERROR: ")] or lines or ["nothing"])[-1]
-    return f"{name}=={version} could not be fetched, pip says: {last.removeprefix('ERROR: ')}; mend that, run it again"
+    errors = [line.partition(": ")[2] for line in lines if line.lower().startswith("error: ")]
+    last = (errors or lines or ["nothing"])[-1]
+    return f"{name}=={version} could not be fetched, pip says: {last}; mend that and run it again"
 
 
 def _keep(wheel: Path, kept: Path) -> None:

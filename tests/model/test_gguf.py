@@ -162,6 +162,15 @@ def test_a_file_that_is_cut_off_is_refused(share: float, tmp_path: Path) -> None
         convert(path, tmp_path)
 
 
+@pytest.mark.parametrize("part", [b"GGUF", "Ġthe".encode()])
+def test_a_damaged_file_is_refused(part: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.gguf"
+    write_gguf(tiny_llama(), path)
+    path.write_bytes(path.read_bytes().replace(part, b"\xff" * len(part)))
+    with pytest.raises(UserError, match=r"a\.gguf is not a whole GGUF file"):
+        convert(path, tmp_path)
+
+
 def test_the_conversion_needs_no_torch(tmp_path: Path) -> None:
     """It runs on the host, where torch is slow to import and may be missing."""
     write_gguf(tiny_llama(), tmp_path / "a.gguf")

@@ -137,8 +137,9 @@ def test_what_else_pip_says_is_passed_on(index: Path, work: Path) -> None:
     assert "small==1.0 could not be fetched, pip says: " in found and "small-1.0-py3-none-any.whl" in found
 
 
-def test_no_code_of_a_package_is_run(index: Path, work: Path, tmp_path: Path) -> None:
+def test_no_code_of_a_package_is_run(index: Path, work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source distribution would run its setup.py already for being downloaded."""
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip reads it as "without"
     (tmp_path / "setup.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()")
     with tarfile.open(index / "small-1.0.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "setup.py", "small-1.0/setup.py")

