@@ -93,5 +93,5 @@ def accuracy_sentence(experiment: Experiment) -> str | None:
         return None
     return (
         f"The reward model puts {found.value:.1%} [{found.low:.1%}, {found.high:.1%}] of {found.n:,} held-out pairs of "
-        "texts, whose human ratings differ by more than 1, in the order in which people put them."
+        "texts in the order in which people put them (of rated texts: pairs whose ratings differ by more than 1)."
     )
