@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from posttrain.config.load import parse_config, read_yaml
 from posttrain.config.schema import Flags
 from posttrain.errors import UserError
@@ -12,6 +14,7 @@ from posttrain.evaluation.comparison import Experiment, compare, notes
 from posttrain.evaluation.entries import BASELINE, read_entries, read_json, read_records
 from posttrain.evaluation.files import write_all
 from posttrain.evaluation.findings import findings
+from posttrain.provenance.digests import file_digest
 
 
 def main(argv: list[str]) -> int:
@@ -44,19 +47,37 @@ def read_experiment(folder: Path, several: bool, resamples: int, seed: int) -> E
         raise UserError(f"{folder} {what}; name an experiment's results folder, as results/reviews")
     if BASELINE not in evaluations:
         raise UserError(f"{folder}/eval/{BASELINE} is not finished: run snakemake for this experiment again")
-    runs = {run: folder / "runs" / run for run in evaluations if (folder / "runs" / run / "manifest.json").exists()}
-    entries = read_entries(evaluations, runs, resamples, seed, f"{name}/" if several else "")
-    folders = {stage: folder / stage for stage in ("data", "reward_model") if (folder / stage).is_dir()}
-    return Experiment(name, entries, thresholds(folder), read_records(folder, [*evaluations]), folders)
+    runs = {run: folder / "runs" / run for run in evaluations if run != BASELINE}
+    for run, path in runs.items():
+        _check_evaluated(path, evaluations[run])
+    trained = [path.parent.name for path in sorted(folder.glob("runs/*/manifest.json"))]
+    return Experiment(
+        name,
+        read_entries(evaluations, runs, resamples, seed, f"{name}/" if several else ""),
+        thresholds(folder),
+        read_records(folder, [*evaluations]),
+        {stage: folder / stage for stage in ("data", "reward_model") if (folder / stage).is_dir()},
+        [run for run in trained if run not in evaluations],
+    )
+
+
+def _check_evaluated(run: Path, evaluation: Path) -> None:
+    """The evaluation is of the run as it is now. Raises UserError where it is not."""
+    made_of = read_json(evaluation / "manifest.json").get("inputs", {}).get("post")
+    file = run / "manifest.json"
+    if not file.exists() or made_of not in (None, file_digest(file)):
+        raise UserError(f"{evaluation} is of an earlier {run}: run snakemake for this experiment again")
 
 
 def thresholds(folder: Path) -> Flags:
     """Those of the experiment's last comparison, else of its newest configuration, else the defaults."""
     last = folder / "compare" / "manifest.json"
-    if last.exists():
-        limits = read_json(last).get("config", {}).get("flags")
-        if limits is not None:
+    limits = read_json(last).get("config", {}).get("flags") if last.exists() else None
+    if limits is not None:
+        try:
             return Flags.model_validate(limits)
+        except ValidationError:
+            raise UserError(f"{last} has flags of another version: run snakemake for this experiment again") from None
     configs = sorted((folder / ".state" / "config").glob("*.yaml"), key=lambda path: path.stat().st_mtime_ns)
     return parse_config(read_yaml(configs[-1]), str(configs[-1])).flags if configs else Flags()
 

@@ -18,7 +18,7 @@ class Experiment:
     """One results folder: its models, baseline first, and the thresholds that its runs are held against.
 
     `folders` are those of `prepare` ("data") and `reward_model`, where the comparison has them. `records` are the
-    stages that ran.
+    stages that ran. `left_out` are runs that are trained and not evaluated.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Experiment:
     limits: Flags
     records: Sequence[Record] = ()
     folders: Mapping[str, Path] | None = None
+    left_out: Sequence[str] = ()
 
     @property
     def baseline(self) -> Entry:
@@ -96,8 +97,13 @@ def compare(experiments: Sequence[Experiment]) -> Comparison:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What makes numbers of different experiments or seeds hard to compare, a sentence each."""
-    return [*_between_experiments(comparison.experiments), *_within_groups(comparison)]
+    """What is left out, and what makes numbers of different experiments hard to compare, a sentence each."""
+    unfinished = [
+        f"{', '.join(experiment.left_out)} of {experiment.name} is not evaluated yet and left out."
+        for experiment in comparison.experiments
+        if experiment.left_out
+    ]
+    return [*unfinished, *_between_experiments(comparison.experiments), *_within_groups(comparison)]
 
 
 def _between_experiments(experiments: Sequence[Experiment]) -> Iterator[str]:

@@ -63,8 +63,9 @@ def find_groups(entries: Sequence[Entry]) -> list[Group]:
             alike.setdefault(entry.recipe, {}).setdefault(entry.seeds, entry)
     chosen = [list(members.values()) for members in alike.values() if len(members) > 1]
     names = [_common_name([entry.short_name for entry in members]) for members in chosen]
+    taken = [*names, *(entry.name for entry in entries)]
     return [
-        Group(name if names.count(name) == 1 else f"{name} ({members[0].name}, ...)", members)
+        Group(name if taken.count(name) == 1 else f"{name} ({members[0].name}, ...)", members)
         for name, members in zip(names, chosen, strict=True)
     ]
 

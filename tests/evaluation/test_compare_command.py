@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import hashlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,26 @@ def test_an_earlier_comparison_without_flags_is_no_hindrance(quick: Path) -> Non
     assert thresholds(quick) == Flags()
 
 
+def test_a_run_that_is_not_evaluated_yet_is_told(
+    quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.run(quick / "runs" / "grpo", "grpo", "grpo")
+    call(quick, "--output", tmp_path / "out")
+    assert "grpo of quick is not evaluated yet and left out." in capsys.readouterr().out
+    assert list(table(tmp_path / "out")) == ["sft", "dpo", "ppo"]
+
+
+def test_an_evaluation_of_an_earlier_run_is_refused(quick: Path) -> None:
+    manifest = json.loads((quick / "eval/ppo/manifest.json").read_text())
+    now = hashlib.sha256((quick / "runs/ppo/manifest.json").read_bytes()).hexdigest()
+    (quick / "eval/ppo/manifest.json").write_text(json.dumps({**manifest, "inputs": {"post": now}}))
+    call(quick, "--output", quick.parent / "out")
+    (quick / "eval/ppo/manifest.json").write_text(json.dumps({**manifest, "inputs": {"post": "0" * 64}}))
+    assert "eval/ppo is of an earlier" in refused(quick)
+    (quick / "runs/ppo/manifest.json").unlink()  # being made
+    assert "eval/ppo is of an earlier" in refused(quick)
+
+
 def refused(*words: Any) -> str:
     with pytest.raises(UserError) as caught:
         call(*words)
@@ -119,7 +141,9 @@ def test_bad_input_is_one_sentence(quick: Path, tmp_path: Path) -> None:
     assert "is a file" in refused(quick, "--output", tmp_path / "file" / "below")
     with pytest.raises(UserError, match="--bootstrap 0"):
         main([str(quick), "--bootstrap", "0"])
-    (quick / "compare").mkdir()
+    (tmp_path / "file").unlink()
+    fake.record(quick / "compare", "compare", None, {"flags": {"most_charm": 3}})
+    assert "flags of another version" in refused(quick)
     (quick / "compare" / "manifest.json").write_text(yaml.safe_dump({"not": "JSON"}))
     assert "manifest.json cannot be read" in refused(quick)
     (quick / "eval/sft/manifest.json").unlink()

@@ -115,6 +115,14 @@ def test_a_copy_of_a_run_is_no_further_seed(tmp_path: Path) -> None:
     assert notes(comparison) == ["a-1-again repeats a seed of a and is left out of its mean."]
 
 
+def test_a_group_does_not_take_a_run_s_name(tmp_path: Path) -> None:
+    fake.experiment(tmp_path / "x", dict.fromkeys(["ppo-0", "ppo-1"], ("ppo", 1.0)), count=20, seeds={"ppo-0": 0})
+    fake.evaluation(tmp_path / "x/eval/ppo", "ppo", 1.0, count=20)
+    fake.run(tmp_path / "x/runs/ppo", "ppo", "ppo", kl_coef=0.0)
+    comparison = fake.comparison(tmp_path / "x", resamples=20)
+    assert [subject.name for subject in comparison.subjects()] == ["sft", "ppo", "ppo (ppo-0, ...)"]
+
+
 def test_groups_of_one_name_are_told_apart(tmp_path: Path) -> None:
     for name, method in (("x0", "ppo"), ("x1", "ppo"), ("y0", "dpo"), ("y1", "dpo")):
         fake.experiment(tmp_path / name, {"run": (method, 1.0)}, count=20, seeds={"run": int(name[1])})
