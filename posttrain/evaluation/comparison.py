@@ -12,6 +12,13 @@ from posttrain.evaluation.entries import Entry, Record
 from posttrain.evaluation.flags import Flag, find_flags
 from posttrain.evaluation.seeds import Group, find_groups
 
+# Settings of an evaluation without which figures of two experiments mean different things.
+_DECIDING = (
+    ("model", "base", "base model"),
+    ("evaluation", "temperature", "temperature of the samples"),
+    ("evaluation", "max_new_tokens", "limit of new tokens"),
+)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -120,8 +127,11 @@ def _between_experiments(experiments: Sequence[Experiment]) -> Iterator[str]:
         yield f"The held-out prompts differ ({_listed(counts)}, {shared} in common)."
     if len({experiment.baseline.made_from.get("reward_model") for experiment in experiments}) > 1:
         yield "Each experiment has a reward model of its own: their rewards are on different scales."
-    limits = {experiment.limits for experiment in experiments}
-    if len(limits) > 1:
+    for section, key, what in _DECIDING:
+        found = {each.name: str(each.baseline.settings.get(section, {}).get(key)) for each in experiments}
+        if len(set(found.values())) > 1:
+            yield f"The {what} differs ({_listed(found)}): tokens, lengths, KL and scores are not comparable."
+    if len({experiment.limits for experiment in experiments}) > 1:
         yield "The thresholds of flags differ: each run is held against its own experiment's."
 
 

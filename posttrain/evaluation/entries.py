@@ -29,7 +29,8 @@ class Entry:
 
     `rows` are those of samples.parquet, `metrics` the model's own and, for a run, the paired ones against its baseline,
     `curves` (steps, values) of each metric logged in training. `recipe` is equal for runs that differ by seeds alone,
-    `seeds` are the run's and its experiment's. `made_from` has the digest of each input of its evaluation.
+    `seeds` are the run's and its experiment's. `settings` and `made_from` are the configuration of its evaluation and
+    the digest of each input.
     """
 
     name: str
@@ -38,7 +39,7 @@ class Entry:
     seed: int | None
     seeds: tuple[int | None, int | None]
     recipe: str
-    judge: str | None
+    settings: Mapping[str, Any]
     made_from: Mapping[str, str]
     rows: list[Row]
     metrics: dict[str, Estimate]
@@ -48,6 +49,12 @@ class Entry:
     def is_baseline(self) -> bool:
         """Whether this is an SFT model that runs are measured against."""
         return self.method == BASELINE
+
+    @property
+    def judge(self) -> str | None:
+        """The judge that the experiment named."""
+        name: str | None = self.settings.get("evaluation", {}).get("judge")
+        return name
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def _entry(
         seed=settings.get("seed"),
         seeds=(settings.get("seed"), evaluated.get("config", {}).get("seed")),
         recipe=_recipe(name, evaluation, evaluated, trained),
-        judge=evaluated.get("config", {}).get("evaluation", {}).get("judge"),
+        settings=evaluated.get("config", {}),
         made_from=evaluated.get("inputs", {}),
         rows=rows,
         metrics=metrics,
@@ -152,7 +159,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     content = read_json(folder / "manifest.json")
     config = content.get("config", {})
     parts = [config, content.get("inputs", {})]
-    parts += [config.get(name, {}) for name in ("run", "evaluation")] if isinstance(config, dict) else []
+    parts += [config.get(name, {}) for name in ("run", "evaluation", "model")] if isinstance(config, dict) else []
     if not all(isinstance(part, dict) for part in parts):
         raise UserError(f"{folder / 'manifest.json'} is no stage's manifest: run the stage that makes it again")
     return content

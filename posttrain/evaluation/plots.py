@@ -153,15 +153,16 @@ def _limit(axes: Axes, comparison: Comparison, shown: Sequence[Subject], limit: 
         if len(known) == len(found):
             _row(axes, place, subject, colour[subject.members[0].name], known)
     _rows_of(axes, shown, names)
-    thresholds = {limit.threshold(experiment.limits) for experiment in comparison.experiments} - {None}
-    for threshold in sorted(filter(None, thresholds)):
+    found_in = [limit.threshold(experiment.limits) for experiment in comparison.experiments]
+    thresholds = sorted({threshold for threshold in found_in if threshold is not None})
+    for threshold in thresholds:
         axes.axvline(threshold, color=WARNING, linewidth=1.2, linestyle=(0, (4, 3)))
     neutral = {"ratio": 1.0, "difference": 0.0, "alone": 0.0}[limit.relation]
     axes.axvline(neutral, color="#b8bfc9", linewidth=1)
     low, high = axes.get_xlim()
     if len(thresholds) == 1:  # the side on which a run is flagged
-        edge = next(iter(thresholds)) or 0.0
-        side = (min(low, edge - 0.08 * (high - low)), edge) if limit.least else (edge, max(high, edge * 1.08))
+        edge, room = thresholds[0], 0.08 * (high - low)
+        side = (min(low, edge - room), edge) if limit.least else (edge, max(high, edge + room))
         axes.axvspan(*side, color=WARNING, alpha=0.06, linewidth=0)
         axes.set_xlim(min(low, side[0]), max(high, side[1]))
     axes.set_title(limit.label[0].upper() + limit.label[1:])

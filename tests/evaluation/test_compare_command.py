@@ -78,6 +78,18 @@ def test_what_cannot_be_compared_is_said(quick: Path, tmp_path: Path, capsys: py
     assert "The judges differ" in page and "The held-out prompts differ" in page
 
 
+def test_other_ways_to_sample_are_said(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.experiment(tmp_path / "other", {"ppo": ("ppo", 1.0)}, count=40)
+    for name, folder, temperature in (("sft", quick, 1.0), ("sft", tmp_path / "other", 0.7)):
+        evaluation = {"judge": "vader", "temperature": temperature}
+        config = {"evaluation": evaluation, "model": {"base": f"{folder.name} base"}}
+        fake.record(folder / "eval" / name, "evaluate", name, config)
+    call(quick, tmp_path / "other", "--output", tmp_path / "out")
+    said = capsys.readouterr().out
+    assert "The temperature of the samples differs (quick: 1.0; other: 0.7)" in said
+    assert "The base model differs (quick: quick base; other: other base)" in said
+
+
 def test_equal_judges_and_prompts_need_no_word(quick: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fake.experiment(tmp_path / "other", {"ppo": ("ppo", 1.0)}, count=40)
     call(quick, tmp_path / "other", "--output", tmp_path / "out")

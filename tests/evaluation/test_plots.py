@@ -85,6 +85,15 @@ def test_a_threshold_that_is_off_has_no_line(comparison: Comparison, tmp_path: P
     assert not [line for axes in figure.axes for line in axes.lines if line.get_linestyle() == "--"]
 
 
+def test_a_threshold_may_be_zero(comparison: Comparison) -> None:
+    experiment = comparison.experiments[0]
+    zero = compare([type(experiment)(experiment.name, experiment.entries, Flags(most_repetition=0.0))])
+    figure = plots._limits(zero)
+    assert figure is not None
+    panel = next(axes for axes in figure.axes if "Repetition" in (axes.get_title(), axes.get_title("left")))
+    assert [line.get_xdata()[0] for line in panel.lines if line.get_linestyle() == "--"] == [0.0]
+
+
 def test_end_points_and_paths_of_reward_against_kl(drawn: dict[str, Figure], comparison: Comparison) -> None:
     (axes,) = drawn["reward_kl.png"].axes
     sft, dpo = ((e.metrics["eval/kl"].value, e.metrics["eval/reward"].value) for e in comparison.entries[:2])
