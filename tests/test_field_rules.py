@@ -32,7 +32,7 @@ RULES = """
     data/test_tokenizer.py::test_fingerprint_ignores_layout_and_sees_every_rule
 8. sampled ids are the truth
     rollout/test_transformers_engine.py::test_log_probs_are_the_trainers
-    evaluation/test_sampling.py::test_a_row_has_the_reward_of_its_own_completion
+    evaluation/test_sampling.py::test_a_row_has_the_text_of_its_own_completion
     stages/test_rank.py::test_scores_are_those_of_the_model_row_by_row
 9. what happens to a prompt that is too long is explicit and counted
     data/test_render.py::test_too_long_prompts

@@ -21,14 +21,17 @@ def work_folder(target: Path) -> Path:
 def publish(work: Path, target: Path) -> None:
     """Make `work` (complete, on the target's file system) the new `target`.
 
+    Every file gets the mode that a new file of this user has: safetensors makes files that nobody else can read.
     Order: fsync everything in `work`; move an existing target aside; rename; fsync the parent; delete the old one.
     `repair` mends an interruption between any two of these.
     """
     target = target.resolve()
     old = _old_folder(target)
     repair(target)
+    os.umask(umask := os.umask(0))
     for folder, _, files in os.walk(work):
         for name in files:
+            (Path(folder) / name).chmod(0o666 & ~umask)
             _fsync(Path(folder) / name)
         _fsync(Path(folder))
     if target.exists():

@@ -33,5 +33,6 @@ def deterministic(device: str) -> None:
     import torch
 
     torch.use_deterministic_algorithms(True, warn_only=device != "cpu")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes every new tensor twice
+    # A debugging aid that writes every new tensor twice.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -75,6 +76,19 @@ def test_killed_at_any_point_under_snakemake(tmp_path: Path) -> None:
         assert content(target) == NEW
         assert [path.name for path in target.parent.iterdir()] == ["sft"]
         scene(folder, without)
+
+
+def test_files_are_as_readable_as_new_ones(tmp_path: Path) -> None:
+    """safetensors creates files of mode 0600, which a colleague on the same disk could not read."""
+    work = work_folder(tmp_path / "out")
+    work.mkdir()
+    (work / "model.safetensors").touch(mode=0o600)
+    before = os.umask(0o027)
+    try:
+        publish(work, tmp_path / "out")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out" / "model.safetensors").stat().st_mode & 0o777 == 0o640
 
 
 def test_a_linked_target_stays_a_link(tmp_path: Path) -> None:
