@@ -84,6 +84,18 @@ def test_nothing_of_the_host_gets_in_but_what_is_named(project: Project, tmp_pat
     assert inside.keys() == {"MLFLOW_TRACKING_PASSWORD", *ours}
 
 
+def test_a_judge_outside_is_brought_in_by_itself(project: Project, tmp_path: Path) -> None:
+    programs = fake_programs(tmp_path / "bin")
+    for folder in (tmp_path / "judges", project.folder / "judges"):
+        folder.mkdir()
+        (folder / "mine.py").write_text("def score(prompts, completions): ...")
+    bound = f"{tmp_path}/judges/mine.py:{tmp_path}/judges/mine.py:ro"
+    words = asked(project, programs, "--config", f"evaluation={{judge: '{tmp_path}/judges/mine.py:score'}}")
+    assert bound in words
+    words = asked(project, programs, "--config", "evaluation={judge: 'judges/mine.py:score'}")
+    assert not any("mine.py" in word for word in words), "what is below the working directory is there already"
+
+
 def test_cuda_brings_the_driver_in(project: Project, tmp_path: Path) -> None:
     programs = fake_programs(tmp_path / "bin")
     words = asked(project, programs, "--config", "resources={device: cuda, image: cuda121}")

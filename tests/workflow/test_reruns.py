@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -91,6 +92,38 @@ def test_a_new_run_is_the_only_one_to_train(project: Project) -> None:
     assert project.planned() == changed_run("grpo")
     project.run()
     assert project.planned() == NOTHING
+
+
+JUDGE = "def score(prompts, completions):\n    return [float(len(text)) for text in completions]\n"
+
+
+def test_a_judge_and_its_file_rerun_the_evaluations_alone(project: Project) -> None:
+    others = {"evaluate sft", "evaluate kto", "evaluate dpo", "compare"}
+    file = project.folder.parent / "judges" / "mine.py"
+    file.parent.mkdir()
+    file.write_text(JUDGE)
+    config = project.config()
+    config["evaluation"]["judge"] = "../judges/mine.py:score"
+    project.write_config(config)
+    assert project.planned() == {"evaluate ppo", *others}
+    folder = project.folder / "results/micro/eval/ppo"
+
+    def judged() -> float:
+        project.run(str((folder / "manifest.json").relative_to(project.folder)))
+        manifest = project.manifest("eval/ppo")
+        assert manifest["inputs"]["judge"] == hashlib.sha256(file.read_bytes()).hexdigest()
+        keys.add(manifest["key"])
+        return float(json.loads((folder / "metrics.json").read_text())["eval/judge"]["value"])
+
+    keys = {project.manifest("eval/ppo")["key"]}
+    assert judged() > 0.25
+    os.utime(file)
+    assert project.planned() == others
+    file.write_text(JUDGE.replace("float(len(text))", "0.25"))
+    os.utime(file, (0, 0))  # older than what was made of it
+    assert project.planned() == {"evaluate ppo", *others}
+    assert judged() == 0.25
+    assert project.planned() == others and len(keys) == 3
 
 
 def test_params_hold_no_paths_of_this_machine(finished: Project) -> None:
