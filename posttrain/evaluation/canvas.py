@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from posttrain.evaluation.comparison import Subject
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
 
 INK, SOFT, GRID, WARNING = "#1f2630", "#5b6472", "#e6e8ec", "#a3261d"
 BASELINE_COLOUR = "#7a828e"
@@ -65,6 +67,20 @@ def new_figure(rows: int, columns: int, *, height: float, width: float = WIDTH) 
     """A figure and its axes, row by row."""
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def legend(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
+    """A legend below all axes, in as many rows as its names need."""
+    letters = sum(len(name) + 7 for name in names)
+    rows = math.ceil(letters / (11 * figure.get_figwidth()))
+    columns = math.ceil(len(names) / rows)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def grid(panels: int) -> tuple[int, int]:
+    """Rows and columns for a number of panels."""
+    columns = {1: 1, 2: 2, 4: 2}.get(panels, 3)
+    return math.ceil(panels / columns), columns
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -110,7 +110,21 @@ def notes(comparison: Comparison) -> list[str]:
         for experiment in comparison.experiments
         if experiment.left_out
     ]
-    return [*unfinished, *_between_experiments(comparison.experiments), *_within_groups(comparison)]
+    return [
+        *unfinished,
+        *_without_judge(comparison.experiments),
+        *_between_experiments(comparison.experiments),
+        *_within_groups(comparison),
+    ]
+
+
+def _without_judge(experiments: Sequence[Experiment]) -> Iterator[str]:
+    for experiment in experiments:
+        if experiment.baseline.judge is None:
+            yield (
+                f"{experiment.name} has no independent judge (evaluation.judge): its gains and win rates are by the "
+                "reward model, which the runs were trained to please."
+            )
 
 
 def _between_experiments(experiments: Sequence[Experiment]) -> Iterator[str]:

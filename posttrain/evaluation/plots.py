@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from posttrain.evaluation.canvas import INK, WARNING, WIDTH, colours, new_figure, save, style
+from posttrain.evaluation.canvas import INK, WARNING, WIDTH, colours, grid, legend, new_figure, save, style
 from posttrain.evaluation.comparison import Comparison, Subject
 from posttrain.evaluation.entries import Curve, Entry
 from posttrain.evaluation.flags import LIMITS, Limit
@@ -30,6 +30,7 @@ CURVES = (
     ("rollout/length", "tokens of a sample"),
 )
 _PATH = ("rollout/kl", "rollout/reward")  # what an online run logs at every step
+_LENGTH_BINS = 40  # at most
 _SEED_DROP = 0.26  # of a row: how far below the group's mean its seeds stand
 
 
@@ -135,8 +136,7 @@ def _limits(comparison: Comparison) -> Figure | None:
     panels = [limit for limit in LIMITS if any(limit.metric in entry.metrics for s in shown for entry in s.members)]
     if not shown or not panels:
         return None
-    columns = min(3, len(panels))
-    lines = math.ceil(len(panels) / columns)
+    lines, columns = grid(len(panels))
     figure, axes = new_figure(lines, columns, height=lines * (0.95 + 0.32 * len(shown)), width=2 * WIDTH)
     for number, (place, limit) in enumerate(zip(axes, panels, strict=False)):
         _limit(place, comparison, shown, limit, names=number % columns == 0)
@@ -194,7 +194,7 @@ def _reward_kl(comparison: Comparison) -> Figure:
     axes.margins(0.08)
     axes.grid()
     names = [subject.name for subject in subjects]
-    figure.legend(ends, names, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    legend(figure, ends, names)
     return figure
 
 
@@ -235,8 +235,7 @@ def _curves(comparison: Comparison) -> Figure | None:
     ]
     if not panels:
         return None
-    columns = min(3, len(panels))
-    lines = math.ceil(len(panels) / columns)
+    lines, columns = grid(len(panels))
     figure, axes = new_figure(lines, columns, height=0.5 + 2.35 * lines, width=2 * WIDTH)
     handles: dict[str, Line2D] = {}
     for place, (metric, title) in zip(axes, panels, strict=False):
@@ -247,9 +246,7 @@ def _curves(comparison: Comparison) -> Figure | None:
     for place in axes[len(panels) :]:
         place.set_visible(False)
     names = [subject.name for subject in comparison.subjects() if subject.name in handles]
-    figure.legend(
-        [handles[name] for name in names], names, loc="outside lower center", ncols=8, frameon=False, fontsize=9
-    )
+    legend(figure, [handles[name] for name in names], names)
     return figure
 
 
@@ -268,18 +265,22 @@ def _lines(axes: Axes, comparison: Comparison, metric: str) -> dict[str, Line2D]
 
 
 def _lengths(comparison: Comparison) -> Figure:
+    """A histogram for each subject, scaled to the highest bar of all; a group's runs together."""
     subjects = comparison.subjects()
     colour = colours(subjects)
-    figure, (axes,) = new_figure(1, 1, height=0.95 + 0.36 * len(subjects))
-    for place, subject in enumerate(subjects):
-        lengths = [len(row["completion_ids"]) for entry in subject.members for row in entry.rows]
-        low, lower, middle, upper, high = np.quantile(lengths, [0.05, 0.25, 0.5, 0.75, 0.95])
+    lengths = [[len(row["completion_ids"]) for entry in s.members for row in entry.rows] for s in subjects]
+    first, last = min(map(min, lengths)), max(map(max, lengths))
+    edges = np.arange(first, last + 2, math.ceil((last - first + 1) / _LENGTH_BINS)) - 0.5
+    edges = np.append(edges, last + 0.5) if edges[-1] < last else edges
+    shares = [np.histogram(each, edges, weights=np.full(len(each), 1 / len(each)))[0] for each in lengths]
+    figure, (axes,) = new_figure(1, 1, height=0.95 + 0.5 * len(subjects))
+    for place, (subject, share, each) in enumerate(zip(subjects, shares, lengths, strict=True)):
         paint = colour[subject.members[0].name]
-        axes.plot([low, high], [place, place], color=paint, linewidth=1.4)
-        axes.barh(place, upper - lower, left=lower, height=0.46, color=paint)
-        axes.plot([middle], [place], "|", color="white", markersize=11, markeredgewidth=2.2)
+        floor = place + 0.38
+        axes.stairs(floor - 0.8 * share / np.max(shares), edges, baseline=floor, fill=True, color=paint, alpha=0.85)
+        axes.plot([np.median(each)], [floor], "^", color=INK, markersize=5, clip_on=False)
     _rows_of(axes, subjects)
-    axes.set_xlabel("tokens (bar: quartiles, white: median, line: 5 % to 95 %)")
+    axes.set_xlabel("tokens, terminator included (\u25b2 median)")
     axes.set_title("Length of held-out completions")
     return figure
 

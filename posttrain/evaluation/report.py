@@ -25,9 +25,9 @@ SAMPLES = 8  # prompts whose completions are shown side by side
 
 # Under each picture, in this page and in Snakemake's report (workflow/report/).
 CAPTIONS = {
-    "gains.png": "The judge is seen by no training stage: a reward that rises while the judge's score does not is a "
-    "sign of reward hacking. Circles: one run, with its 95 % interval over prompts. Diamonds: the mean of several "
-    "seeds (small dots), with its 95 % interval over seeds.",
+    "gains.png": "No training stage sees the judge, where there is one: a reward that rises while the judge's score "
+    "does not is a sign of reward hacking. Circles: one run, with its 95 % interval over prompts. Diamonds: the mean "
+    "of several seeds (small dots), with its 95 % interval over seeds.",
     "reward_kl.png": "Right is further from SFT: of two runs with the same gain, the one with less KL is the safer. "
     "Lines are the way of runs that learn from their own samples, as means over a tenth of the steps.",
     "win_rate.png": "Share of prompts where a run's completion scores higher than SFT's. 0.5 is a tie.",

@@ -21,6 +21,7 @@ _SECTIONS = {
     "sample": ("sample",),
     "rank": ("rank",),
 }
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def recipe(experiment: Experiment) -> Recipe | None:
     records = experiment.records
     if not records:
         return None
-    commits = _each_once(record.facts.get("commit") or "unknown" for record in records)
+    commits = _each_once(record.facts.get("commit") or _UNKNOWN for record in records)
     images = _each_once(record.manifest.get("image") or "host" for record in records)
     return Recipe(
         experiment.name,
@@ -77,10 +78,11 @@ def config_text(experiment: Experiment) -> str | None:
 
 def _commands(name: str, commit: str, containers: bool) -> str:
     option = " --use-singularity" if containers else ""
+    checkout = [] if commit == _UNKNOWN else [f"git checkout {commit}"]
     return "\n".join(
         [
             "git clone REPOSITORY posttrain && cd posttrain",
-            f"git checkout {commit}",
+            *checkout,
             "make venv && source .venv/bin/activate",
             f"dvc pull && snakemake --cores all --configfile {name.rpartition('/')[2]}.yaml{option}",
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import statistics
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 from posttrain.config.schema import Flags
 from posttrain.evaluation import plots
 from posttrain.evaluation.canvas import BASELINE_COLOUR, COLOURS, colours
-from posttrain.evaluation.comparison import Comparison, compare
+from posttrain.evaluation.comparison import Comparison, Experiment, compare
 from tests.evaluation import fake
 
 RUNS = {"dpo": ("dpo", -0.5), "ppo-0": ("ppo", 1.0), "ppo-1": ("ppo", 0.6)}
@@ -80,14 +82,14 @@ def test_thresholds_are_lines(comparison: Comparison, drawn: dict[str, Figure]) 
 def test_a_threshold_that_is_off_has_no_line(comparison: Comparison, tmp_path: Path) -> None:
     experiment = comparison.experiments[0]
     off = Flags(**dict.fromkeys(["least_distinct_2", "most_kl", "most_length", "most_perplexity", "most_repetition"]))
-    figure = plots._limits(compare([type(experiment)(experiment.name, experiment.entries, off)]))
+    figure = plots._limits(compare([Experiment(experiment.name, experiment.entries, off)]))
     assert figure is not None
     assert not [line for axes in figure.axes for line in axes.lines if line.get_linestyle() == "--"]
 
 
 def test_a_threshold_may_be_zero(comparison: Comparison) -> None:
     experiment = comparison.experiments[0]
-    zero = compare([type(experiment)(experiment.name, experiment.entries, Flags(most_repetition=0.0))])
+    zero = compare([Experiment(experiment.name, experiment.entries, Flags(most_repetition=0.0))])
     figure = plots._limits(zero)
     assert figure is not None
     panel = next(axes for axes in figure.axes if "Repetition" in (axes.get_title(), axes.get_title("left")))
@@ -111,6 +113,32 @@ def test_curves_are_those_of_the_files(drawn: dict[str, Figure]) -> None:
     assert len(panels["Loss"].lines) == 3 and len(panels["Reward of the samples"].lines) == 2
     assert list(panels["Loss"].lines[0].get_ydata()) == [1 / step for step in range(1, 41)]
     assert [text.get_text() for text in drawn["curves.png"].legends[0].texts] == ["dpo", "ppo"]
+
+
+def test_the_lengths_are_those_of_all_rows(drawn: dict[str, Figure], comparison: Comparison) -> None:
+    (axes,) = drawn["lengths.png"].axes
+    assert len(axes.patches) == 3
+    highest = 0.0
+    for place, (patch, entries) in enumerate(
+        zip(axes.patches, (comparison.entries[:1], comparison.entries[1:2], comparison.entries[2:]), strict=True)
+    ):
+        lengths = [len(row["completion_ids"]) for entry in entries for row in entry.rows]
+        tops, edges, floor = patch.get_data()
+        assert edges[0] < min(lengths) and edges[-1] > max(lengths)
+        heights = floor - tops
+        counted = [sum(low < n < high for n in lengths) for low, high in itertools.pairwise(edges)]
+        assert list(heights / sum(heights)) == pytest.approx([count / len(lengths) for count in counted])
+        assert place < floor < place + 1 and heights.max() <= 0.8 + 1e-9
+        highest = max(highest, heights.max())
+    assert highest == pytest.approx(0.8)
+
+
+def test_many_lengths_share_bins(comparison: Comparison) -> None:
+    entry = comparison.entries[0]
+    rows = [{**row, "completion_ids": [1] * (1 + 7 * i)} for i, row in enumerate(entry.rows)]
+    figure = plots._lengths(compare([Experiment("x", [dataclasses.replace(entry, rows=rows)], Flags())]))
+    tops, edges, _ = figure.axes[0].patches[0].get_data()
+    assert len(tops) <= 41 and edges[-1] > 7 * 127 + 1
 
 
 def test_a_colour_means_the_same_everywhere(comparison: Comparison, drawn: dict[str, Figure]) -> None:

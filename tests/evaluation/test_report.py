@@ -114,6 +114,7 @@ def test_columns_that_no_model_has_are_left_out(tmp_path: Path) -> None:
     page = written(fake.comparison(tmp_path / "x", resamples=20), tmp_path / "out")
     header = (tmp_path / "out" / "summary.csv").read_text().splitlines()[0].split(",")
     assert "judge" not in header and {"reward_gain", "win_rate", "perplexity"} <= set(header)
+    assert "x has no independent judge" in page.text
     assert "judged by" not in page.text and "by the reward model" in page.text
 
 

@@ -62,5 +62,13 @@ def test_the_commands_name_commit_config_and_containers(tmp_path: Path) -> None:
     assert "git checkout def" in found.commands and "--use-singularity" in found.commands
 
 
+def test_an_unknown_commit_is_not_checked_out(tmp_path: Path) -> None:
+    found = recipe(finished(load_config(REPOSITORY / "configs/quick.yaml"), tmp_path, commit=None))
+    assert found is not None and found.commits == ["unknown", "abc"] and "git checkout abc" in found.commands
+    alone = [Record({"stage": "sft", "config": {}}, {"commit": None})]
+    found = recipe(Experiment("x", [], load_config(REPOSITORY / "config.yaml").flags, alone))
+    assert found is not None and "checkout" not in found.commands
+
+
 def test_nothing_is_known_of_stages_that_are_gone() -> None:
     assert recipe(Experiment("x", [], load_config(REPOSITORY / "config.yaml").flags)) is None
