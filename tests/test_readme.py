@@ -112,6 +112,7 @@ def test_cells_by_hand(tmp_path: Path) -> None:
         "group,method,seeds,runs,judge_gain,judge_gain_low,judge_gain_high,kl,kl_low,kl_high,judge_gain_above_0,"
         "reward_gain_above_0\nppo,ppo,3,ppo-0;ppo-1;ppo-2,0.2,0.1,0.3,3.1,2,4,3,\n"
     )
+    (tmp_path / "hacking.csv").write_text("run,method,seed,prompts,flags,kl,kl_error\nhack,grpo,0,256,most_kl,31,0.5\n")
     lines = [line for line in table().results(tmp_path).splitlines() if line.startswith("|")]
     assert lines == [
         "| Run | Judge gain | KL | Flags |",
@@ -122,6 +123,9 @@ def test_cells_by_hand(tmp_path: Path) -> None:
         "| Group | Seeds | Judge gain | KL | Judge gain > 0 in |",
         "| --- | ---: | ---: | ---: | --- |",
         "| `ppo` | 3 | +0.200 [0.100, 0.300] | 3.10 | 3 |",
+        "| Run | KL | Flags |",
+        "| --- | ---: | --- |",
+        "| `hack` | 31.00 ± 0.50 | most_kl |",
     ]
     assert "256 held-out prompts" in table().results(tmp_path)
 

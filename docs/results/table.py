@@ -1,7 +1,7 @@
 """The results in README.md, from the files that `compare` made: `python docs/results/table.py` prints them.
 
-`--write` puts them between the markers of README.md. docs/results/summary.csv is that of the default experiment,
-docs/results/seeds.csv (optional) that of the experiment with several seeds.
+`--write` puts them between the markers of README.md. docs/results/summary.csv is that of the default experiment. Not
+required: docs/results/seeds.csv, the seeds.csv of configs/seeds.yaml, and hacking.csv, the summary.csv of configs/hacking.yaml.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = Mapping[str, str]
 
 
 def results(folder: Path = HERE) -> str:
-    """The Markdown between the markers: a table of runs, and one of seeds where there is a seeds.csv."""
+    """The Markdown between the markers: tables of runs, of seeds and of reward hacking, as far as there are files."""
     runs = _read(folder / "summary.csv")
     prompts = " or ".join(sorted({row["prompts"] for row in runs}, key=int))
     parts = [
@@ -41,6 +41,12 @@ def results(folder: Path = HERE) -> str:
             "The same methods trained with several seeds: the mean over the seeds, in brackets its 95 % interval "
             "(Student's t) over trainings; then in how many seeds the paired interval over prompts lies above 0.",
             "\n".join(_seeds_table(_read(folder / "seeds.csv"))),
+        ]
+    if (folder / "hacking.csv").exists():
+        parts += [
+            "Reward hacking, made on purpose: no KL penalty, no budget and a high learning rate. Flags name the "
+            "thresholds that a run broke.",
+            "\n".join(_runs_table(_read(folder / "hacking.csv"))),
         ]
     return "\n\n".join(parts)
 
