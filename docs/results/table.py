@@ -1,7 +1,8 @@
 """The results in README.md, from the files that `compare` made: `python docs/results/table.py` prints them.
 
-`--write` puts them between the markers of README.md. docs/results/summary.csv is that of the default experiment. Not
-required: docs/results/seeds.csv, the seeds.csv of configs/seeds.yaml, and hacking.csv, the summary.csv of configs/hacking.yaml.
+`--write` puts them between the markers of README.md. docs/results/summary.csv is that of the default experiment. Where
+they are there, docs/results/seeds.csv is that of configs/seeds.yaml, and hacking.csv the summary.csv of
+configs/hacking.yaml.
 """
 
 from __future__ import annotations
