@@ -55,9 +55,9 @@ def training_prompts(context: Context) -> list[tuple[str, list[int]]]:
     return list(zip(table["id"], table["prompt_ids"], strict=True))
 
 
-def validation_rows(rows: list[T], seed: int) -> list[T]:
-    """At most VALIDATION_ROWS of the rows, chosen by the seed, in their order: what is measured after training."""
-    return [rows[i] for i in sorted(permutation(len(rows), seed, "validation")[:VALIDATION_ROWS])]
+def validation_rows(rows: list[T], seed: int, most: int = VALIDATION_ROWS) -> list[T]:
+    """At most `most` of the rows, chosen by the seed, in their order: what is measured after training."""
+    return [rows[i] for i in sorted(permutation(len(rows), seed, "validation")[:most])]
 
 
 def _check(path: Path, row: dict[str, Any], column: str, room: int | None) -> None:
