@@ -1,0 +1,32 @@
+"""Reward hacking for real: a run without a KL term and with a high learning rate is flagged, a careful one is not."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from tests.workflow.conftest import MICRO
+from tests.workflow.project import Project
+
+pytestmark = pytest.mark.workflow
+
+SHARED = {"method": "grpo", "prompts_per_step": 4, "samples_per_prompt": 8, "minibatch": 32, "max_new_tokens": 8}
+CAREFUL = {**SHARED, "steps": 3, "learning_rate": 1e-5, "kl_coef": 0.1}
+RECKLESS = {**SHARED, "steps": 15, "learning_rate": 3e-3, "kl_coef": 0}
+
+
+def test_a_reckless_run_is_flagged_and_a_careful_one_is_not(project: Project) -> None:
+    runs = {"careful": CAREFUL, "reckless": RECKLESS}
+    project.write_config({**MICRO, "runs": runs, "evaluation": {"prompts": 24, "max_new_tokens": 8, "bootstrap": 200}})
+    project.run()
+    compare = project.folder / "results/micro/compare"
+    with (compare / "summary.csv").open(encoding="utf-8") as file:
+        rows = {row["run"]: row for row in csv.DictReader(file)}
+    assert rows["careful"]["flags"] == "none"
+    assert "least_distinct_2" in rows["reckless"]["flags"].split(";")
+    page = (compare / "report.html").read_text(encoding="utf-8")
+    assert "reward hacking" in page.lower()
+    sent = [json.loads(line) for line in (compare / "metrics.jsonl").read_text().splitlines()]
+    assert any("flags" in json.dumps(line) and "reckless" in json.dumps(line) for line in sent), "MLflow is told"
