@@ -186,6 +186,7 @@ class Rank(Section):
     """Preference pairs and KTO labels from samples scored by the reward model."""
 
     least_gap: NonNegative = Field(0.0, description="least difference of reward between chosen and rejected")
+    least_label_gap: NonNegative = Field(0.0, description="least difference of a labelled sample from its prompt's mean")
     score_batch_tokens: Positive = 8192
 
 

@@ -30,13 +30,14 @@ def run(stage: Stage) -> None:
     finite = [sample for sample in samples if math.isfinite(sample["score"])]
     groups = [list(group) for _, group in groupby(finite, key=lambda sample: sample["id"])]
     pairs, pair_counts = make_pairs(groups, stage.config.rank.least_gap)
-    labels, label_counts = make_labels(groups)
+    labels, label_counts = make_labels(groups, stage.config.rank.least_label_gap)
     counts = {"not_finite": len(samples) - len(finite), **pair_counts, **label_counts}
     stage.log.info("%s", ", ".join(f"{name} {count}" for name, count in counts.items()))
     if not pairs or not labels:
         raise UserError(
             f"{stage.inputs['samples'] / 'samples.parquet'}: no prompt has two samples whose rewards differ by more "
-            f"than rank.least_gap {stage.config.rank.least_gap:g}; lower it, or raise sample.samples_per_prompt"
+            f"than rank.least_gap {stage.config.rank.least_gap:g}, or from their mean by more than rank.least_label_gap "
+            f"{stage.config.rank.least_label_gap:g}; lower these, or raise sample.samples_per_prompt"
         )
     write_table(stage.out / "pairs.parquet", pairs, RANKED_PAIRS)
     write_table(stage.out / "labels.parquet", labels, RANKED_LABELS)
@@ -93,14 +94,14 @@ def make_pairs(groups: list[list[Row]], least_gap: float) -> tuple[list[Row], di
     return pairs, counts
 
 
-def make_labels(groups: list[list[Row]]) -> tuple[list[Row], dict[str, int]]:
-    """Each sample is good above its prompt's mean and bad below; on it, it says nothing and is dropped; counts."""
+def make_labels(groups: list[list[Row]], least_gap: float) -> tuple[list[Row], dict[str, int]]:
+    """Each sample is good above its prompt's mean and bad below; within `least_gap` of it, it is dropped; counts."""
     labels = []
     counts = {"desirable": 0, "undesirable": 0, "labels_at_mean": 0}
     for group in groups:
         mean = math.fsum(sample["score"] for sample in group) / len(group)
         for sample in group:
-            if sample["score"] == mean:
+            if not abs(sample["score"] - mean) > least_gap:
                 counts["labels_at_mean"] += 1
                 continue
             counts["desirable" if sample["score"] > mean else "undesirable"] += 1
