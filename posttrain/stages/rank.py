@@ -97,12 +97,12 @@ def make_pairs(groups: list[list[Row]], least_gap: float) -> tuple[list[Row], di
 def make_labels(groups: list[list[Row]], least_gap: float) -> tuple[list[Row], dict[str, int]]:
     """Each sample is good above its prompt's mean and bad below; within `least_gap` of it, it is dropped; counts."""
     labels = []
-    counts = {"desirable": 0, "undesirable": 0, "labels_at_mean": 0}
+    counts = {"desirable": 0, "undesirable": 0, "labels_small_gap": 0}
     for group in groups:
         mean = math.fsum(sample["score"] for sample in group) / len(group)
         for sample in group:
             if not abs(sample["score"] - mean) > least_gap:
-                counts["labels_at_mean"] += 1
+                counts["labels_small_gap"] += 1
                 continue
             counts["desirable" if sample["score"] > mean else "undesirable"] += 1
             labels.append(

@@ -38,14 +38,20 @@ def test_best_against_worst_with_a_gap_above_the_least():
 
 
 def test_labels_are_above_and_below_the_prompt_s_own_mean():
-    labels, counts = make_labels([group(1.0, 2.0, 3.0), group(10.0, 11.0, prompt="q")])
+    labels, counts = make_labels([group(1.0, 2.0, 3.0), group(10.0, 11.0, prompt="q")], least_gap=0.0)
     assert [(row["id"], row["label"]) for row in labels] == [
         ("p-0", False),
         ("p-2", True),
         ("q-0", False),
         ("q-1", True),
     ]
-    assert counts == {"desirable": 2, "undesirable": 2, "labels_at_mean": 1}
+    assert counts == {"desirable": 2, "undesirable": 2, "labels_small_gap": 1}
+
+
+def test_labels_need_the_least_gap_to_the_mean():
+    labels, counts = make_labels([group(1.0, 2.0, 2.5, 3.5)], least_gap=0.25)  # their mean is 2.25
+    assert [(row["id"], row["label"]) for row in labels] == [("p-0", False), ("p-3", True)]
+    assert counts == {"desirable": 1, "undesirable": 1, "labels_small_gap": 2}
 
 
 def test_scores_are_those_of_the_model_row_by_row(world, tmp_path):
