@@ -45,7 +45,7 @@ td:first-child { font-weight: 600; }
 td.prose, th.prose { white-space: normal; min-width: 220px; text-align: left; }
 table.narrow { min-width: min(100%, 420px); }
 .runs th:first-child, .runs td:first-child { position: sticky; left: 0; background: #fff; padding-left: 0; z-index: 1; }
-.runs tr.baseline td { background: var(--tint); } .runs tr.baseline td:first-child { padding-left: 6px; }
+.runs tr.baseline td { background: var(--tint); } .runs tr.baseline td:first-child { box-shadow: -8px 0 0 var(--tint); }
 .interval, .method { display: block; font-size: 10.5px; font-weight: 400; }
 .up { color: var(--up); font-weight: 600; } .down { color: var(--down); font-weight: 600; }
 .dot { display: inline-block; width: 10px; height: 10px; border-radius: 50%; margin-right: 7px;
@@ -86,7 +86,7 @@ footer { margin-top: 64px; padding-top: 14px; border-top: 1px solid var(--line);
 @media (max-width: 600px) {
   main { padding: 28px 16px 64px; } h1 { font-size: 27px; } h2 { margin-top: 48px; }
   dl { grid-template-columns: minmax(0, 1fr); gap: 0; } dd { margin-bottom: 10px; }
-  .runs td:first-child { max-width: 44vw; white-space: normal; overflow-wrap: anywhere; }
+  .runs td:first-child { min-width: 26vw; max-width: 44vw; white-space: normal; overflow-wrap: anywhere; }
 }
 @media print {
   body { font-size: 12px; } main { max-width: none; padding: 0; } nav { display: none; } .wide { overflow: visible; }
