@@ -103,6 +103,8 @@ class Sending:
 
     def upload(self, path: str, folder: str) -> None:
         """Send one file; passwords in the URIs of a configuration are masked."""
+        from posttrain.tracking import notes
+
         self.connect()
         assert self.run_id
         if Path(path).suffix in _TEXTS:
@@ -110,6 +112,8 @@ class Sending:
             self.client.log_text(self.run_id, mask(text), f"{folder}/{Path(path).name}".lstrip("/"))
         else:
             self.client.log_artifact(self.run_id, path, folder or None)
+        if self.spec["stage"] == "evaluate" and Path(path).name == "samples.parquet":
+            notes.log_samples(self.client, self.parent, Path(path))
 
     def tag(self, values: Mapping[str, str], run: str) -> None:
         """Set tags on the parent of `run`."""
@@ -127,9 +131,11 @@ class Sending:
         self.client.set_terminated(self.run_id, status)
         self.client.set_terminated(self.parent, status)
         if status == "FINISHED":
-            from posttrain.tracking import store
+            from posttrain.tracking import notes, store
 
-            store.supersede(self.client, self.experiment, self.run_id, self.spec["stage"], self.spec["run"] or "")
+            stage, run = self.spec["stage"], self.spec["run"]
+            store.supersede(self.client, self.experiment, self.run_id, stage, run or "")
+            notes.describe(self.client, self.experiment, None if stage == "compare" else run or store.BASELINE)
 
     def _parent(self, name: str) -> str:
         from posttrain.tracking import store
@@ -137,14 +143,17 @@ class Sending:
         if name not in self._parents:
             own = name == (self.spec["run"] or store.BASELINE) and self.spec["stage"] == "post_train"
             facts = {key: self.spec["tags"][key] for key in ("method", "seed") if own and self.spec["tags"].get(key)}
-            self._parents[name] = store.ensure_parent(self.client, self.where, self.experiment, name, facts)
+            params = store.short_params(self.spec["params"]) if own else None
+            self._parents[name] = store.ensure_parent(self.client, self.where, self.experiment, name, facts, params)
         return self._parents[name]
 
     def _headline(self, line: Line) -> None:
         values = {name: value for name, value in line.values.items() if name.startswith("eval/")}
         if line.step is None and values and self.spec["stage"] not in _OF_ANOTHER_MODEL:
             parent = self._parent(line.run) if line.run else self.parent
-            self._log(parent, _points(Line(line.time, None, None, values)))
+            self._log(
+                parent, _points(Line(line.time, None, None, {key: _rounded(value) for key, value in values.items()}))
+            )
             self.client.set_tag(parent, "headline_from", str(self.run_id))
 
     def _log(self, run_id: str, points: list[Metric]) -> None:
@@ -296,6 +305,11 @@ def _flush(sending: Sending, patient: Patient, deliver: Callable[[], None], dead
 
     done = patient.until(all_of_it, deadline)
     return Sent(done, sending.run_id, points, "" if done else patient.problem)
+
+
+def _rounded(value: float) -> float:
+    """Four digits, six decimals: a row is read by people, the stage's own MLflow run has every digit."""
+    return round(float(f"{value:.4g}"), 6) + 0.0  # no -0.0
 
 
 def _points(line: Line) -> list[Metric]:

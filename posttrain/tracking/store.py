@@ -14,13 +14,15 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config.schema import Config
 from posttrain.errors import UserError
+from posttrain.tracking import notes, views
 from posttrain.tracking.destination import Destination, destination, mask
 
 if TYPE_CHECKING:
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 
 BASELINE = "sft"
 _PARAM_LIMIT = 6000  # characters of one value in MLflow's stores
+_TOO_LONG = "see the artifact long_params.json"
 _BATCH = 100  # params of one request
-_KIND = {"mlflow.experimentKind": "custom_model_development"}  # which of its two faces MLflow's page shows
+_ROLE, _FORMER = "parent", "former"  # of rows: the current one of a run, and those of its earlier settings
 
 
 def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
@@ -48,6 +51,7 @@ def init_store(config: Config, root: Path, log: logging.Logger) -> Destination:
             client, experiment = connect(where)
             for name, facts in parent_facts(config).items():
                 ensure_parent(client, where, experiment, name, facts)
+            notes.describe(client, experiment)
     except Exception as error:
         problem = mask(str(error)).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if where.database:
@@ -84,7 +88,8 @@ def connect(where: Destination) -> tuple[MlflowClient, str]:
         found = client.get_experiment_by_name(where.experiment)
         if found is None:
             location = where.artifacts and f"{where.artifacts}/{where.experiment}"
-            identity = client.create_experiment(where.experiment, location, tags=_KIND)
+            tags = views.outdated({}, round(time.time() * 1000))
+            identity = client.create_experiment(where.experiment, location, tags=tags)
             _make_relocatable(where, identity, location)
         else:
             identity = found.experiment_id
@@ -94,22 +99,58 @@ def connect(where: Destination) -> tuple[MlflowClient, str]:
 
 
 def ensure_parent(
-    client: MlflowClient, where: Destination, experiment: str, name: str, facts: Mapping[str, str]
+    client: MlflowClient,
+    where: Destination,
+    experiment: str,
+    name: str,
+    facts: Mapping[str, str],
+    params: Mapping[str, str] | None = None,
 ) -> str:
-    """The id of the parent run of `name`, found by its tags or made; `facts` become its tags."""
+    """The id of the parent run of `name`, found by its tags or made; `facts` become its tags.
+
+    MLflow's params cannot be changed. So where `params` differ from the row's, a former row with these params takes
+    its place, or a new one.
+    """
     with locked(where):
-        found = client.search_runs([experiment], f"tags.role = 'parent' and tags.run = '{name}'", max_results=1)
-        if found:
-            identity = found[0].info.run_id
-        else:
-            run = client.create_run(experiment, tags={"role": "parent", "run": name}, run_name=name)
-            identity = run.info.run_id
-            client.update_run(identity, status="SCHEDULED")  # never RUNNING: it takes the status of its last stage
-        known = found[0].data.tags if found else {}
-        for key, value in facts.items():
+        current = _rows(client, experiment, name, _ROLE)
+        row = _with_params(current, params) or _with_params(
+            _rows(client, experiment, name, _FORMER) if params else [], params
+        )
+        identity = row.info.run_id if row else _new_row(client, experiment, name)
+        known = row.data.tags if row else {}
+        for key, value in {**facts, "role": _ROLE}.items():
             if known.get(key) != value:
                 client.set_tag(identity, key, value)
+        for other in current:
+            if other.info.run_id != identity:
+                client.set_tag(other.info.run_id, "role", _FORMER)
+        if params and not (row and row.data.params):
+            _send_params(client, identity, params)
     return str(identity)
+
+
+def _rows(client: MlflowClient, experiment: str, name: str, role: str) -> list[Run]:
+    return list(client.search_runs([experiment], f"tags.role = '{role}' and tags.run = '{name}'", max_results=1000))
+
+
+def _with_params(rows: Sequence[Run], params: Mapping[str, str] | None) -> Run | None:
+    return next((row for row in rows if not params or not row.data.params or row.data.params == params), None)
+
+
+def _new_row(client: MlflowClient, experiment: str, name: str) -> str:
+    """A new row takes the place and the colour of the one that its run had before."""
+    rows = client.search_runs([experiment], "tags.role = 'parent'", max_results=1000)
+    before = next((row for row in rows if row.data.tags["run"] == name), None)
+    if before:
+        colour = before.data.tags.get(views.COLOUR, views.COLOURS[0])
+    else:
+        number = len({row.data.tags["run"] for row in rows} - {BASELINE})
+        colour = views.BASELINE_COLOUR if name == BASELINE else views.COLOURS[number % len(views.COLOURS)]
+    tags = {"role": _ROLE, "run": name, views.COLOUR: colour}
+    start = before.info.start_time if before else None
+    identity = str(client.create_run(experiment, start_time=start, tags=tags, run_name=name).info.run_id)
+    client.update_run(identity, status="SCHEDULED")  # never RUNNING: it takes the status of its last stage
+    return identity
 
 
 def ensure_child(
@@ -128,6 +169,9 @@ def ensure_child(
         else:
             return known
     tags = {**tags, "role": "stage", "mlflow.parentRunId": parent, "mlflow.source.type": "JOB"}
+    colour = client.get_run(parent).data.tags.get(views.COLOUR)
+    if colour:
+        tags[views.COLOUR] = colour
     return str(client.create_run(experiment, tags=tags, run_name=name).info.run_id)
 
 
@@ -137,19 +181,30 @@ def supersede(client: MlflowClient, experiment: str, current: str, stage: str, r
         [experiment], f"tags.role = 'stage' and tags.stage = '{stage}' and tags.run = '{run}'", max_results=1000
     )
     for other in others:
+        if other.info.run_id == current and "superseded" in other.data.tags:
+            client.delete_tag(current, "superseded")  # settings of before are back
         if other.info.run_id != current and "superseded" not in other.data.tags:
             client.set_tag(other.info.run_id, "superseded", "true")
 
 
 def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any]) -> None:
     """Log a nested mapping as flat params; values that are too long go to the artifact long_params.json."""
-    from mlflow.entities import Param
-
-    flat = flatten(params)
-    long = {key: value for key, value in flat.items() if len(value) > _PARAM_LIMIT}
+    long = {key: value for key, value in flatten(params).items() if len(value) > _PARAM_LIMIT}
     if long:
         client.log_dict(run_id, long, "long_params.json")
-    rows = [Param(key, "see the artifact long_params.json" if key in long else value) for key, value in flat.items()]
+    _send_params(client, run_id, short_params(params))
+
+
+def short_params(params: Mapping[str, Any]) -> dict[str, str]:
+    """A nested mapping as the flat params that MLflow takes."""
+    flat = flatten(params)
+    return {key: value if len(value) <= _PARAM_LIMIT else _TOO_LONG for key, value in flat.items()}
+
+
+def _send_params(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    rows = [Param(key, value) for key, value in params.items()]
     for start in range(0, len(rows), _BATCH):
         client.log_batch(run_id, params=rows[start : start + _BATCH])
 

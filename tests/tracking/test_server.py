@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,17 +19,18 @@ from pathlib import Path
 import pytest
 
 from posttrain.errors import UserError
-from posttrain.tracking import ui
+from posttrain.tracking import ui, views
 from posttrain.tracking.destination import Destination
 from posttrain.tracking.store import init_store
 from posttrain.tracking.tracker import Tracker
 from tests.tracking.conftest import log
 from tests.tracking.project import config
+from tests.tracking.test_notes import experiment_tags
 
 REPOSITORY = str(Path(__file__).parents[2])
 
 
-def fetch(url: str, seconds: float = 60) -> str:
+def fetch(url: str, seconds: float = 240) -> str:
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -58,7 +60,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def test_everything_goes_to_a_server(
@@ -93,6 +95,9 @@ def test_the_ui_opens_the_projects_store(project: Path, tracker: Callable[..., T
     stage.artifact(Path(__file__))
     sent = stage.flush()
     stage.close("FINISHED")
+    with sqlite3.connect(project / "results/mlflow/mlflow.db", timeout=20) as connection:
+        connection.execute("DELETE FROM experiment_tags")
+    connection.close()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -112,11 +117,14 @@ def test_the_ui_opens_the_projects_store(project: Path, tracker: Callable[..., T
             found = re.search(r"http://127\.0\.0\.1:(\d+)", said)
             assert found and int(found[1]) != taken.getsockname()[1]
             assert "<title>MLflow" in fetch(found[0])
+            shown = next(process.stdout).split()
+            assert shown == ["runs", "of", "quick:", views.link(found[0], "1")]
+            assert experiment_tags(project).keys() >= views.view_tags(0).keys()  # deleted above: a store from before
             name = Path(__file__).name
             assert fetch(f"{found[0]}/get-artifact?run_uuid={sent.run_id}&path={name}") == Path(__file__).read_text()
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
             process.stdout.close()
     with pytest.raises(OSError, match=r"refused"):
         socket.create_connection(("127.0.0.1", int(found[1])), timeout=1)

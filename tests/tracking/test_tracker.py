@@ -193,6 +193,44 @@ def test_a_replaced_execution_is_superseded_and_its_headline_replaced(project: P
     assert latest(project, parent) == {"eval/reward": 1.0}
 
 
+def test_new_settings_make_a_new_row_and_former_settings_bring_theirs_back(project: Path, tracker: Opener) -> None:
+    parents = {}
+    for key, kl_coef in (("a", 0.1), ("b", 0.2), ("c", 0.1)):
+        stage = tracker("post_train", "ppo", key, params={"run": {"kl_coef": kl_coef}})
+        assert stage.flush().complete
+        stage.close("FINISHED")
+        evaluated = tracker("evaluate", "ppo", f"e{key}")
+        evaluated.summary({"eval/reward": kl_coef})
+        assert evaluated.flush().complete
+        evaluated.close("FINISHED")
+        parents[key] = tags(project, run_id(project, key))["mlflow.parentRunId"]
+        assert tags(project, run_id(project, f"e{key}"))["mlflow.parentRunId"] == parents[key]
+        assert tags(project, parents[key])["role"] == "parent"
+    assert parents["a"] == parents["c"] != parents["b"]
+    assert tags(project, parents["b"])["role"] == "former"
+    for key in ("a", "b"):
+        assert query(project, "SELECT key, value FROM params WHERE run_uuid = ?", parents[key]) == [
+            ("run.kl_coef", {"a": "0.1", "b": "0.2"}[key])
+        ]
+        assert latest(project, parents[key]) == {"eval/reward": {"a": 0.1, "b": 0.2}[key]}
+    place = "SELECT start_time, name FROM runs WHERE run_uuid = ?"
+    assert query(project, place, parents["a"]) == query(project, place, parents["b"])
+    colour = tags(project, parents["a"])["mlflow.runColor"]
+    assert colour == tags(project, parents["b"])["mlflow.runColor"]
+
+
+def test_a_rows_values_are_short(project: Path, tracker: Opener) -> None:
+    stage = tracker("evaluate", "ppo")
+    values = {"eval/reward": 0.901645111414837, "eval/kl": -2.15368345379829e-08, "eval/perplexity": 12345.678}
+    stage.summary({**values, "eval/bad": float("nan")})
+    assert stage.flush().complete
+    stage.close("FINISHED")
+    parent = tags(project, run_id(project))["mlflow.parentRunId"]
+    found = latest(project, parent)
+    assert {**found, "eval/bad": 0} == {"eval/reward": 0.9016, "eval/kl": 0, "eval/perplexity": 12350, "eval/bad": 0}
+    assert values.items() <= latest(project, run_id(project)).items()
+
+
 def test_the_reward_models_loss_is_no_headline_of_the_sft_model(project: Path, tracker: Opener) -> None:
     for stage, loss in (("sft", 1.0), ("reward_model", 0.5)):
         child = tracker(stage, None, stage)
