@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
 from posttrain.config.schema import Training
 from posttrain.model.heads import RewardModule
-from posttrain.roles.batches import Forward, Microbatch, Unit, split
+from posttrain.roles.batches import Forward, Microbatch, Unit, per_row, split
 from posttrain.roles.learner import Learner, Metrics, Stats
 from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest
@@ -40,14 +40,16 @@ class RewardPairs(Job):
 
     @torch.no_grad()
     def measure(self, pairs: Sequence[Unit]) -> dict[str, list[float]]:
-        """`loss`, `accuracy` (1 where the order is right) and `margin` of each pair, in the pairs' order."""
-        found: dict[str, list[float]] = {name: [0.0] * len(pairs) for name in ("loss", "accuracy", "margin")}
-        for micro in split(pairs, self.forward):
-            losses, stats = self._compare(micro)
-            for name, values in {"loss": losses, **stats}.items():
-                for place, value in zip(micro.index.tolist(), values.tolist(), strict=True):
-                    found[name][place] = value
-        return found
+        """`loss`, `accuracy` (1 where the order is right) and `margin` of each pair, in the pairs' order.
+
+        A text that stands in several pairs goes through the model once.
+        """
+        keys = [[(tuple(prompt), tuple(completion)) for prompt, completion in pair] for pair in pairs]
+        places = {key: place for place, key in enumerate(dict.fromkeys(key for pair in keys for key in pair))}
+        scores = per_row(list(places), self.forward, self.module)
+        chosen, rejected = (scores[[places[pair[side]] for pair in keys]] for side in (0, 1))
+        losses, stats = bradley_terry_loss(chosen, rejected)
+        return {name: values.tolist() for name, values in {"loss": losses, **stats}.items()}
 
     def _losses(self, pairs: Sequence[Unit]) -> Iterator[tuple[Tensor, Stats]]:
         for micro in split(pairs, self.forward):
