@@ -6,6 +6,7 @@ step, in samples) and `microbatch_tokens` (one forward pass, in tokens, padding 
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union
 
@@ -122,6 +123,15 @@ class Model(Section):
     generation_dtype: Precision | None = Field(None, description="of generation, where another is faster than dtype")
     trust_remote_code: bool = False
 
+    @model_validator(mode="after")
+    def _base_has_a_form(self) -> Model:
+        """What looks like a form of ours and is not would be taken for an id on the hub."""
+        for form, whole in (("built-in", "built-in: tiny"), ("wheel:", "wheel: NAME==VERSION")):
+            ours = self.base == whole if form == "built-in" else self.base.startswith(form)
+            if self.base.lower().startswith(form) and not ours:
+                raise ValueError(f"base is {self.base!r}; write it as '{whole}'")
+        return self
+
     def for_generation(self) -> Model:
         """The same, at the precision of generation."""
         return self.model_copy(update={"dtype": self.generation_dtype or self.dtype})
@@ -186,7 +196,9 @@ class Rank(Section):
     """Preference pairs and KTO labels from samples scored by the reward model."""
 
     least_gap: NonNegative = Field(0.0, description="least difference of reward between chosen and rejected")
-    least_label_gap: NonNegative = Field(0.0, description="least difference of a labelled sample from its prompt's mean")
+    least_label_gap: NonNegative = Field(
+        0.0, description="least difference of a labelled sample from its prompt's mean"
+    )
     score_batch_tokens: Positive = 8192
 
 
@@ -220,6 +232,11 @@ class Offline(RunBase):
     def _probe_has_a_budget(self) -> Offline:
         if self.kl_budget is None and _is_set(self, "kl_probe"):
             raise ValueError("kl_probe is for kl_budget, which this run has not; take it out or give a budget")
+        if self.kl_budget is not None and self.kl_probe.every > self.steps:
+            raise ValueError(
+                f"kl_budget is never measured: kl_probe.every is {self.kl_probe.every}, steps {self.steps}; "
+                "lower kl_probe.every"
+            )
         return self
 
 
@@ -286,9 +303,14 @@ class Evaluation(Generation):
     bootstrap: Positive = Field(1000, description="resamples of the 95 % intervals")
     judge: str | None = Field(
         None,
-        pattern=r"^(vader|.+\.py:[A-Za-z_]\w*)$",
         description="a judge that no training stage sees: 'vader' (sentiment), or FILE.py:FUNCTION, texts -> scores",
     )
+
+    @model_validator(mode="after")
+    def _judge_has_a_form(self) -> Evaluation:
+        if self.judge is not None and not re.fullmatch(r"vader|.+\.py:[A-Za-z_]\w*", self.judge):
+            raise ValueError(f"judge is {self.judge!r}; give 'vader' or FILE.py:FUNCTION")
+        return self
 
 
 class Flags(Section):
@@ -380,7 +402,7 @@ class Config(Section):
         """A key that nothing reads says something else than its author means."""
         rated = any(source.form == "ratings" for source in self.data.sources)
         built_in = self.model.base.startswith("built-in:")
-        pinned = not built_in and not self.model.base.endswith(".gguf")
+        pinned = not built_in and not self.model.base.lower().endswith(".gguf")
         for holds, section, key, reader in (
             (built_in, self.data, "data.vocabulary", "the built-in base's own tokenizer"),
             (pinned, self.model, "model.revision", "a base from the hub or a wheel"),

@@ -63,7 +63,7 @@ def _function(judge: str, file: Path) -> Callable[..., Any]:
     sys.modules[module.__name__] = module  # where dataclasses look their own module up
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that exits would end the stage as if it had succeeded
         raise UserError(f"{KEY}: {judge}: {file} cannot be imported ({_short(error)}); mend it") from error
     function = getattr(module, name, None)
     if not callable(function):
@@ -82,11 +82,13 @@ class _UserJudge:
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         try:
             found = self.function(list(prompts), list(completions))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{KEY}: {self.judge} raised {_short(error)}; mend the function") from error
         try:
+            if isinstance(found, (str, bytes)):  # its characters may be digits
+                raise TypeError
             scores = [float(value) for value in found]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise self._fault(f"{_show(found)}, which is no list of numbers") from None
         if len(scores) != len(completions):
             raise self._fault(f"{len(scores)} scores for {len(completions)} completions")
@@ -99,7 +101,7 @@ class _UserJudge:
         return UserError(f"{KEY}: {self.judge} returned {returned}; return one finite number for each completion")
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
 

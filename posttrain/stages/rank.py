@@ -36,8 +36,9 @@ def run(stage: Stage) -> None:
     if not pairs or not labels:
         raise UserError(
             f"{stage.inputs['samples'] / 'samples.parquet'}: no prompt has two samples whose rewards differ by more "
-            f"than rank.least_gap {stage.config.rank.least_gap:g}, or from their mean by more than rank.least_label_gap "
-            f"{stage.config.rank.least_label_gap:g}; lower these, or raise sample.samples_per_prompt"
+            f"than rank.least_gap {stage.config.rank.least_gap:g}, or from their mean by more than "
+            f"rank.least_label_gap {stage.config.rank.least_label_gap:g}; lower these, or raise "
+            "sample.samples_per_prompt"
         )
     write_table(stage.out / "pairs.parquet", pairs, RANKED_PAIRS)
     write_table(stage.out / "labels.parquet", labels, RANKED_LABELS)

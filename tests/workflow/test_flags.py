@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
+from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 
 from tests.workflow.conftest import MICRO
 from tests.workflow.project import Project
@@ -27,6 +28,22 @@ def test_a_reckless_run_is_flagged_and_a_careful_one_is_not(project: Project) ->
     assert rows["careful"]["flags"] == "none"
     assert "least_distinct_2" in rows["reckless"]["flags"].split(";")
     page = (compare / "report.html").read_text(encoding="utf-8")
-    assert "reward hacking" in page.lower()
-    sent = [json.loads(line) for line in (compare / "metrics.jsonl").read_text().splitlines()]
-    assert any("flags" in json.dumps(line) and "reckless" in json.dumps(line) for line in sent), "MLflow is told"
+    findings = page.partition("Findings")[2].partition("Runs")[0]
+    assert "reckless" in findings.partition("Flags")[2]
+    rows_of_mlflow = mlflow_rows(project.folder / "results/mlflow")
+    assert rows_of_mlflow["careful"] == ("none", 0)
+    flags, count = rows_of_mlflow["reckless"]
+    assert "least_distinct_2" in flags and count >= 1
+
+
+def mlflow_rows(store: Path) -> dict[str, tuple[str, float]]:
+    """The tag `flags` and the metric eval/flags of each run's row."""
+    (database,) = store.glob("*.db")
+    client = MlflowClient(f"sqlite:///{database}")
+    experiment = client.get_experiment_by_name("micro")
+    found = client.search_runs([experiment.experiment_id], "tags.role = 'parent'")
+    return {
+        run.info.run_name: (run.data.tags["flags"], run.data.metrics["eval/flags"])
+        for run in found
+        if "flags" in run.data.tags
+    }
