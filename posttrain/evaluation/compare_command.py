@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from posttrain.checkpoint.publish import MANIFEST
 from posttrain.config.load import parse_config, read_yaml
 from posttrain.config.schema import Flags
 from posttrain.errors import UserError
@@ -26,13 +27,30 @@ def main(argv: list[str]) -> int:
     several = len(options.folders) > 1
     experiments = [read_experiment(folder, several, options.bootstrap, options.seed) for folder in options.folders]
     comparison = compare(experiments)
+    _check_output(options.output)
     try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UserError(f"--output {options.output} is a file, or lies below one; give a folder") from None
-    write_all(options.output, ", ".join(each.name for each in experiments), comparison)
+        write_all(options.output, ", ".join(each.name for each in experiments), comparison)
+    except OSError as error:
+        raise _cannot_write(options.output, error) from None
     print(*notes(comparison), *findings(comparison), f"{options.output / 'report.html'} is written", sep="\n")
     return 0
+
+
+def _check_output(folder: Path) -> None:
+    """Make the folder. Raises UserError where it cannot be, or is a finished stage's, whose files have digests."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        finished = (folder / MANIFEST).exists()
+    except (FileExistsError, NotADirectoryError):
+        raise UserError(f"--output {folder} is a file, or lies below one; give a folder") from None
+    except OSError as error:
+        raise _cannot_write(folder, error) from None
+    if finished:
+        raise UserError(f"--output {folder} holds a finished stage ({MANIFEST}); give another folder")
+
+
+def _cannot_write(folder: Path, error: OSError) -> UserError:
+    return UserError(f"--output {folder} cannot be written ({error}); give another folder")
 
 
 def read_experiment(folder: Path, several: bool, resamples: int, seed: int) -> Experiment:

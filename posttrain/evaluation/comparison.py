@@ -8,7 +8,7 @@ from pathlib import Path
 
 from posttrain.config.schema import Flags
 from posttrain.errors import UserError
-from posttrain.evaluation.entries import Entry, Record
+from posttrain.evaluation.entries import ORIGIN, Entry, Record
 from posttrain.evaluation.flags import Flag, find_flags
 from posttrain.evaluation.seeds import Group, find_groups
 
@@ -145,8 +145,17 @@ def _between_experiments(experiments: Sequence[Experiment]) -> Iterator[str]:
         found = {each.name: str(each.baseline.settings.get(section, {}).get(key)) for each in experiments}
         if len(set(found.values())) > 1:
             yield f"The {what} differs ({_listed(found)}): tokens, lengths, KL and scores are not comparable."
+    yield from _origins(experiments)
     if len({experiment.limits for experiment in experiments}) > 1:
         yield "The thresholds of flags differ: each run is held against its own experiment's."
+
+
+def _origins(experiments: Sequence[Experiment]) -> Iterator[str]:
+    """What differs behind equal names, by the first digits of its digest."""
+    for what in ORIGIN:
+        found = {each.name: (each.baseline.origin[what] or "none known")[:12] for each in experiments}
+        if len(set(found.values())) > 1:
+            yield f"The {what} differs, by its digest ({_listed(found)}): runs of both are no seeds of one another."
 
 
 def _within_groups(comparison: Comparison) -> Iterator[str]:

@@ -12,12 +12,15 @@ from posttrain.data.tables import EVALUATED, read_table
 from posttrain.errors import UserError
 from posttrain.evaluation.metrics import paired
 from posttrain.evaluation.statistics import Estimate
+from posttrain.provenance.digests import text_digest
 from posttrain.tracking.metrics_file import NAME, read_lines
 
 BASELINE = "sft"
 # Every run is made of these, and runs on ranked preferences of two more.
 _SHARED = {"data", "sft", "reward_model"}
 _RANKED = {"samples", "preferences"}
+# What an experiment starts from, which its configuration names and does not hold.
+ORIGIN = ("raw data", "base model", "judge's file")
 
 Row = dict[str, Any]
 Curve = tuple[list[int], list[float]]
@@ -30,7 +33,7 @@ class Entry:
     `rows` are those of samples.parquet, `metrics` the model's own and, for a run, the paired ones against its baseline,
     `curves` (steps, values) of each metric logged in training. `recipe` is equal for runs that differ by seeds alone,
     `seeds` are the run's and its experiment's. `settings` and `made_from` are the configuration of its evaluation and
-    the digest of each input.
+    the digest of each input; `origin` is the digest of what its experiment started from (ORIGIN), where it is known.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Entry:
     recipe: str
     settings: Mapping[str, Any]
     made_from: Mapping[str, str]
+    origin: Mapping[str, str | None]
     rows: list[Row]
     metrics: dict[str, Estimate]
     curves: dict[str, Curve]
@@ -91,15 +95,17 @@ def _entry(
 ) -> Entry:
     evaluated, trained = _manifest(evaluation), _manifest(run) if run else {}
     settings = trained.get("config", {})
+    origin = _origin(evaluation, evaluated)
     return Entry(
         name=prefix + name,
         short_name=name,
         method=BASELINE if name == BASELINE else settings.get("run", {}).get("method", "unknown"),
         seed=settings.get("seed"),
         seeds=(settings.get("seed"), evaluated.get("config", {}).get("seed")),
-        recipe=_recipe(name, evaluation, evaluated, trained),
+        recipe=_recipe(name, evaluation, evaluated, trained, origin),
         settings=evaluated.get("config", {}),
         made_from=evaluated.get("inputs", {}),
+        origin=origin,
         rows=rows,
         metrics=metrics,
         curves=read_curves(run / NAME) if run else {},
@@ -176,17 +182,36 @@ def _rows(folder: Path) -> list[Row]:
     return [{**dict.fromkeys(optional), **row} for row in rows]
 
 
-def _recipe(name: str, evaluation: Path, evaluated: dict[str, Any], trained: dict[str, Any]) -> str:
-    """All settings of a run's training and evaluation and of the stages before, without seeds and where it ran.
+def _origin(evaluation: Path, evaluated: dict[str, Any]) -> dict[str, str | None]:
+    """Digests of what the experiment started from.
 
-    A run without a manifest is like no other.
+    Of the base model it is that of the files which `fetch_model` made, where they are there: its manifest, which is the
+    input, also names the program's version.
+    """
+    inputs = evaluated.get("inputs", {})
+    fetched = evaluation.parents[1] / "model" / "manifest.json"
+    files = read_json(fetched).get("outputs") if fetched.exists() else None
+    base = text_digest(json.dumps(files, sort_keys=True)) if files else inputs.get("model")
+    return dict(zip(ORIGIN, (evaluated.get("data"), base, inputs.get("judge")), strict=True))
+
+
+def _recipe(
+    name: str,
+    evaluation: Path,
+    evaluated: dict[str, Any],
+    trained: dict[str, Any],
+    origin: Mapping[str, str | None],
+) -> str:
+    """The origin and all settings of a run's training and evaluation and of the stages before.
+
+    Without seeds and where it ran. A run without a manifest is like no other.
     """
     if not trained:
         return f"{evaluation}: {name}"
     stages = _SHARED | (_RANKED if "preferences" in trained.get("inputs", {}) else set())
     before = {stage: evaluation.parents[1] / stage / "manifest.json" for stage in sorted(stages)}
     settings = {stage: read_json(path).get("config") for stage, path in before.items() if path.exists()}
-    settings |= {"run": trained.get("config"), "evaluation": evaluated.get("config")}
+    settings |= {"run": trained.get("config"), "evaluation": evaluated.get("config"), "origin": origin}
     return json.dumps(_without(settings, ("seed", "device", "threads")), sort_keys=True)
 
 

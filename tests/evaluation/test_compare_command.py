@@ -160,3 +160,19 @@ def test_bad_input_is_one_sentence(quick: Path, tmp_path: Path) -> None:
     assert "manifest.json cannot be read" in refused(quick)
     (quick / "eval/sft/manifest.json").unlink()
     assert "eval/sft is not finished" in refused(quick)
+
+
+def test_a_finished_stage_is_not_overwritten(quick: Path) -> None:
+    fake.record(quick / "compare", "compare", None, {"seed": 0})
+    (quick / "compare" / "summary.csv").write_text("of the workflow")
+    assert "compare holds a finished stage (manifest.json)" in refused(quick, "--output", quick / "compare")
+    assert (quick / "compare" / "summary.csv").read_text() == "of the workflow"
+    assert not (quick / "compare" / "report.html").exists()
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence(quick: Path, tmp_path: Path) -> None:
+    assert "--output /proc/none/out cannot be written" in refused(quick, "--output", "/proc/none/out")
+    for name in ("report.html", "gains.png", "summary.csv"):
+        (tmp_path / name / name).mkdir(parents=True)
+        said = refused(quick, "--output", tmp_path / name)
+        assert "cannot be written" in said and f"{name}/{name}" in said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import statistics
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from posttrain.evaluation.comparison import compare, notes
+from posttrain.evaluation.comparison import Comparison, compare, notes
 from posttrain.evaluation.seeds import find_groups, over_seeds, write_seeds
 from posttrain.evaluation.summary import columns_of
 from tests.evaluation import fake
@@ -129,3 +130,44 @@ def test_groups_of_one_name_are_told_apart(tmp_path: Path) -> None:
     experiments = [fake.read(tmp_path / name, 20, prefix=f"{name}/") for name in ("x0", "x1", "y0", "y1")]
     names = [group.name for group in compare(experiments).groups]
     assert names == ["run (x0/run, ...)", "run (y0/run, ...)"]
+
+
+ORIGINS = [
+    ("raw data", {"data": "d" * 64}),
+    ("base model", {"inputs": {"model": "d" * 64}}),
+    ("judge's file", {"inputs": {"judge": "d" * 64}}),
+]
+
+
+@pytest.mark.parametrize(("what", "other"), ORIGINS, ids=[what for what, _ in ORIGINS])
+def test_other_beginnings_are_no_seeds_and_are_told(tmp_path: Path, what: str, other: dict[str, object]) -> None:
+    for seed in (0, 1):
+        fake.experiment(tmp_path / f"x{seed}", {"ppo": ("ppo", 1.0)}, count=20, seeds={"ppo": seed})
+
+    def read() -> Comparison:
+        return compare([fake.read(tmp_path / f"x{seed}", 20, prefix=f"x{seed}/") for seed in (0, 1)])
+
+    assert len(read().groups) == 1 and not any("differs" in note for note in notes(read()))
+    for path in tmp_path.glob("x1/eval/*/manifest.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **other}))
+    assert read().groups == []
+    (said,) = [note for note in notes(read()) if "differs" in note]
+    assert said.startswith(f"The {what} differs") and "x1: dddddddddddd)" in said
+
+
+def test_a_base_model_is_known_by_its_files(tmp_path: Path) -> None:
+    """Equal weights that two versions of the program fetched are one base."""
+    for seed in (0, 1):
+        root = tmp_path / f"x{seed}"
+        fake.experiment(root, {"ppo": ("ppo", 1.0)}, count=20, seeds={"ppo": seed})
+        for path in root.glob("eval/*/manifest.json"):
+            path.write_text(json.dumps({**json.loads(path.read_text()), "inputs": {"model": str(seed) * 64}}))
+        (root / "model").mkdir()
+        files = {"model/model.safetensors": {"sha256": "a" * 64, "size": 1}}
+        (root / "model/manifest.json").write_text(json.dumps({"code": str(seed), "outputs": files}))
+    experiments = [fake.read(tmp_path / f"x{seed}", 20, prefix=f"x{seed}/") for seed in (0, 1)]
+    assert len(compare(experiments).groups) == 1
+    files["model/model.safetensors"]["sha256"] = "b" * 64
+    (root / "model/manifest.json").write_text(json.dumps({"outputs": files}))
+    experiments[1] = fake.read(root, 20, prefix="x1/")
+    assert compare(experiments).groups == []
