@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ INK, SOFT, GRID, WARNING = "#1f2630", "#5b6472", "#e6e8ec", "#a3261d"
 BASELINE_COLOUR = "#7a828e"
 # After Okabe & Ito: told apart by colour-blind readers too; its yellow is left out, which white paper swallows.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")
+MARKERS = (("o", "D"), ("s", "P"), ("^", "X"), ("v", "*"))  # of a run, of a group
+LINES = ("-", "--", ":", "-.")
+HEAD, TAIL = 12, 9  # letters of a long name that figures show
 WIDTH = 5.2  # inches, of a figure that stays readable on a phone
 STYLE: Any = {
     "font.size": 10,
@@ -52,15 +56,48 @@ def style() -> Any:
     return matplotlib.rc_context(STYLE)
 
 
-def colours(subjects: Sequence[Subject]) -> dict[str, str]:
-    """The colour of every model, by its name: grey for baselines, the palette in order for runs and groups of seeds."""
-    found: dict[str, str] = {}
-    runs = 0
+@dataclass(frozen=True)
+class Look:
+    """How a model is drawn: where the colours start again, markers (of a run, of a group) and lines differ."""
+
+    colour: str
+    markers: tuple[str, str]
+    line: str
+
+
+def looks(subjects: Sequence[Subject]) -> dict[str, Look]:
+    """The look of every model, by its name: one for all seeds of a group, grey for baselines."""
+    found: dict[str, Look] = {}
+    runs = baselines = 0
     for subject in subjects:
-        colour = BASELINE_COLOUR if subject.is_baseline else COLOURS[runs % len(COLOURS)]
-        runs += not subject.is_baseline
-        found |= dict.fromkeys((entry.name for entry in subject.members), colour)
+        turn, place = (baselines, 0) if subject.is_baseline else divmod(runs, len(COLOURS))
+        colour = BASELINE_COLOUR if subject.is_baseline else COLOURS[place]
+        look = Look(colour, MARKERS[turn % len(MARKERS)], LINES[turn % len(LINES)])
+        runs, baselines = runs + (not subject.is_baseline), baselines + subject.is_baseline
+        found |= dict.fromkeys((entry.name for entry in subject.members), look)
     return found
+
+
+def colours(subjects: Sequence[Subject]) -> dict[str, str]:
+    """The colour of every model, by its name."""
+    return {name: look.colour for name, look in looks(subjects).items()}
+
+
+def labels(names: Sequence[str]) -> dict[str, str]:
+    """What a figure shows for each name: a long one without its middle, of which as much stays as tells it apart."""
+    return {name: _label(name, names).replace("$", r"\$") for name in names}  # $ would begin a formula
+
+
+def _label(name: str, names: Sequence[str]) -> str:
+    more = 0
+    while any(_shortened(name, more) == _shortened(other, more) for other in names if other != name):
+        more += 1
+    return _shortened(name, more)
+
+
+def _shortened(name: str, more: int) -> str:
+    head, tail = HEAD + more, TAIL + more
+    return name if len(name) <= head + tail + 1 else f"{name[:head]}\N{HORIZONTAL ELLIPSIS}{name[-tail:]}"
 
 
 def new_figure(rows: int, columns: int, *, height: float, width: float = WIDTH) -> tuple[Figure, list[Axes]]:
@@ -70,10 +107,12 @@ def new_figure(rows: int, columns: int, *, height: float, width: float = WIDTH) 
 
 
 def legend(figure: Figure, handles: Sequence[Line2D], names: Sequence[str]) -> None:
-    """A legend below all axes, in as many rows as its names need."""
-    letters = sum(len(name) + 7 for name in names)
-    rows = math.ceil(letters / (11 * figure.get_figwidth()))
+    """A legend below all axes, in as many rows as its widest name needs, for which the figure grows."""
+    widest = max(len(name) for name in names) + 7  # with its marker
+    fitting = max(1, int(11 * figure.get_figwidth()) // widest)
+    rows = math.ceil(len(names) / fitting)
     columns = math.ceil(len(names) / rows)
+    figure.set_figheight(figure.get_figheight() + 0.2 * (rows - 1))
     figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 

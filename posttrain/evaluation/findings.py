@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from posttrain.evaluation.comparison import Comparison, Experiment, Subject
-from posttrain.evaluation.entries import estimates
+from posttrain.evaluation.entries import estimates, read_json
 from posttrain.evaluation.statistics import Estimate
 
 JUDGE, REWARD = "eval/judge_gain", "eval/reward_gain"
@@ -93,5 +93,15 @@ def accuracy_sentence(experiment: Experiment) -> str | None:
         return None
     return (
         f"The reward model puts {found.value:.1%} [{found.low:.1%}, {found.high:.1%}] of {found.n:,} held-out pairs of "
-        "texts in the order in which people put them (of rated texts: pairs whose ratings differ by more than 1)."
+        "texts in the order in which people put them (of rated texts: pairs whose ratings differ by "
+        f"{_apart(experiment)})."
     )
+
+
+def _apart(experiment: Experiment) -> str:
+    """How far the two ratings of a test pair lie apart at least: data.rating_pairs.margin, where it is above 1."""
+    folder = (experiment.folders or {}).get("data")
+    file = folder / "manifest.json" if folder else None
+    config = read_json(file).get("config", {}) if file and file.exists() else {}
+    margin = config.get("data", {}).get("rating_pairs", {}).get("margin", 1)
+    return f"at least {margin:g}" if margin > 1 else "more than 1"

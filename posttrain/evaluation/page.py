@@ -123,17 +123,18 @@ brown: below it. Red: what the run is flagged for.</p>
 <p class="soft">The first {{ samples | length }} of the held-out prompts in their fixed order, not picked
 {%- if one_of_each %}; of runs that differ by their seed, the first{% endif %}.</p>
 {% for sample in samples %}
-<p class="prompt">{{ sample.prompt }}</p>
+<p class="prompt">{{ sample.prompt | visible }}</p>
 <div class="answers">
 {% for entry, row in sample.answers %}
 <div class="answer" style="border-top-color: {{ colours[entry.name] }}">
 <header><b>{{ entry.name }}</b>
-{% if row.judge is not none %}<span>judge {{ "%.2f" | format(row.judge) | minus }}</span>{% endif +%}
-<span>reward {{ "%.2f" | format(row.reward) | minus }}</span>
-<span>KL {{ "%.1f" | format(row.kl) | minus }}</span>
+{% if row.judge is not none %}<span>judge {{ row.judge | fixed(2) }}</span>{% endif +%}
+<span>reward {{ row.reward | fixed(2) }}</span>
+<span>KL {{ row.kl | fixed(1) }}</span>
 {% if row.finish == "length" %}<span>cut</span>{% endif %}
 </header>
-<p>{{ row.text | trim }}</p></div>
+{% set text = row.text | visible | trim %}
+{% if text %}<p>{{ text }}</p>{% else %}<p class="soft">(empty)</p>{% endif %}</div>
 {% endfor %}
 </div>
 {% endfor %}
@@ -177,7 +178,10 @@ brown: below it. Red: what the run is flagged for.</p>
 <h2 id="stages">What ran where, and how long</h2>
 {% for experiment in comparison.experiments if experiment.records %}
 {% if recipes | length > 1 %}<h3>{{ experiment.name }}</h3>{% endif %}
-<p class="soft small">{{ experiment.records | map(attribute="facts.seconds") | sum | duration }} of work in all.</p>
+<p class="soft small">{{ experiment.records | map(attribute="facts.seconds") | sum | duration }}
+{% if experiment.records | selectattr("facts.attempts", "defined") | selectattr("facts.attempts", "gt", 1) | list %}
+without earlier attempts: where a stage had more than one, its time (*) is the last attempt&rsquo;s alone.
+{%- else %} of work in all.{% endif %}</p>
 <div class="wide"><table class="text">
 <thead><tr><th>Stage</th><th>Started</th><th>Time</th><th>Image</th><th>Host</th><th>Device</th><th>Threads</th>
 <th>Attempts</th><th>Resumed at step</th></tr></thead>
@@ -186,7 +190,7 @@ brown: below it. Red: what the run is flagged for.</p>
 <tr><td>{{ record.manifest.stage }}{% if record.manifest.run %} {{ record.manifest.run }}{% endif %}</td>
 <td>{{ record.facts.started | default("") | moment }}</td>
 {% set seconds = record.facts.seconds | default(0) %}
-<td>{{ seconds | duration }}
+<td>{{ seconds | duration }}{{ "*" if record.facts.attempts | default(1) > 1 }}
 <span class="bar" style="width: {{ "%.1f" | format(100 * seconds / longest) }}%"></span></td>
 <td>{{ (record.manifest.image or "host") | truncate(15, true) }}</td><td>{{ record.facts.host or blank }}</td>
 <td>{{ record.manifest.device or blank }}</td><td>{{ record.manifest.threads or blank }}</td>
@@ -215,7 +219,12 @@ manifest.json.</p>
 <dl>
 <dt>{{ "Commits" if recipe.commits | length > 1 else "Commit" }}</dt><dd>{{ recipe.commits | join(", ") }}
 {%- if recipe.dirty %} with uncommitted changes{% endif %}</dd>
-<dt>Image</dt><dd>{{ recipe.images | join(", ") }}</dd>
+<dt>Image</dt><dd>{{ recipe.images | join(", ") }}
+{%- if recipe.unknown_images %}. {{ recipe.unknown_images | join(", ") }} is of another recipe than this
+version&rsquo;s: the checkout of the commit gives it, and resources.image its name{% endif %}</dd>
+{% if recipe.files %}
+<dt>Also needed</dt><dd>{{ recipe.files | join(", ") }}, which the configuration names and does not hold</dd>
+{% endif %}
 <dt>Packages</dt><dd>
 {% for name, version in recipe.packages.items() %}
 {{ name }} {{ version }},

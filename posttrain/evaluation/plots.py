@@ -10,7 +10,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 
-from posttrain.evaluation.canvas import INK, WARNING, WIDTH, colours, grid, legend, new_figure, save, style
+from posttrain.evaluation.canvas import (
+    INK,
+    WARNING,
+    WIDTH,
+    Look,
+    colours,
+    grid,
+    labels,
+    legend,
+    looks,
+    new_figure,
+    save,
+    style,
+)
 from posttrain.evaluation.comparison import Comparison, Subject
 from posttrain.evaluation.entries import Curve, Entry
 from posttrain.evaluation.flags import LIMITS, Limit
@@ -56,9 +69,14 @@ def draw_all(folder: Path, comparison: Comparison) -> list[Path]:
 # --- rows: one per model or group of seeds ---------------------------------------------------------------------------
 
 
-def _rows_of(axes: Axes, subjects: Sequence[Subject], names: bool = True) -> None:
+def _labels(comparison: Comparison) -> dict[str, str]:
+    return labels([subject.name for subject in comparison.subjects()])
+
+
+def _rows_of(axes: Axes, comparison: Comparison, subjects: Sequence[Subject], names: bool = True) -> None:
     """A row for each subject, the first on top."""
-    axes.set_yticks(range(len(subjects)), [subject.name for subject in subjects] if names else [])
+    shown = _labels(comparison)
+    axes.set_yticks(range(len(subjects)), [shown[subject.name] for subject in subjects] if names else [])
     axes.set_ylim(len(subjects) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -86,7 +104,7 @@ def _panel(axes: Axes, comparison: Comparison, subjects: Sequence[Subject], metr
         found = [entry.metrics[metric] for entry in subject.members if metric in entry.metrics]
         if len(found) == len(subject.members):
             _row(axes, place, subject, colour[subject.members[0].name], found)
-    _rows_of(axes, subjects)
+    _rows_of(axes, comparison, subjects)
 
 
 def _having(comparison: Comparison, metric: str) -> list[Subject]:
@@ -152,7 +170,7 @@ def _limit(axes: Axes, comparison: Comparison, shown: Sequence[Subject], limit: 
         known = [each for each in found if each is not None]
         if len(known) == len(found):
             _row(axes, place, subject, colour[subject.members[0].name], known)
-    _rows_of(axes, shown, names)
+    _rows_of(axes, comparison, shown, names)
     found_in = [limit.threshold(experiment.limits) for experiment in comparison.experiments]
     thresholds = sorted({threshold for threshold in found_in if threshold is not None})
     for threshold in thresholds:
@@ -186,22 +204,23 @@ def _relative(comparison: Comparison, entry: Entry, limit: Limit) -> Estimate | 
 def _reward_kl(comparison: Comparison) -> Figure:
     figure, (axes,) = new_figure(1, 1, height=4.4)
     subjects = comparison.subjects()
-    colour = colours(subjects)
-    ends = [_end_point(axes, subject, colour[subject.members[0].name]) for subject in subjects]
+    look = looks(subjects)
+    ends = [_end_point(axes, subject, look[subject.members[0].name]) for subject in subjects]
     axes.set_xlabel("KL to SFT (nats per sequence)")
     axes.set_ylabel("reward")
     axes.set_title("Reward, and the distance gone for it")
     axes.margins(0.08)
     axes.grid()
-    names = [subject.name for subject in subjects]
-    legend(figure, ends, names)
+    shown = _labels(comparison)
+    legend(figure, ends, [shown[subject.name] for subject in subjects])
     return figure
 
 
-def _end_point(axes: Axes, subject: Subject, colour: str) -> Line2D:
+def _end_point(axes: Axes, subject: Subject, look: Look) -> Line2D:
     """Where a model or a group ended, with intervals and, for runs that sample, the way there; returns the marker."""
+    colour = look.colour
     for entry in subject.members:
-        _path(axes, entry, colour)
+        _path(axes, entry, look)
     found = [[entry.metrics[metric] for entry in subject.members] for metric in ("eval/kl", "eval/reward")]
     values = [[each.value for each in estimates] for estimates in found]
     kl, reward = (over_seeds(each) for each in values) if subject.group else (estimates[0] for estimates in found)
@@ -209,12 +228,12 @@ def _end_point(axes: Axes, subject: Subject, colour: str) -> Line2D:
         axes.plot(*values, "o", color=colour, markersize=4, alpha=0.55, markeredgewidth=0)
     axes.plot([kl.low, kl.high], [reward.value] * 2, color=colour, linewidth=1.5)
     axes.plot([kl.value] * 2, [reward.low, reward.high], color=colour, linewidth=1.5)
-    marker = "D" if subject.group else "o"
+    marker = look.markers[subject.group is not None]
     (line,) = axes.plot(kl.value, reward.value, marker, color=colour, markersize=7, markeredgecolor="white")
     return line
 
 
-def _path(axes: Axes, entry: Entry, colour: str) -> None:
+def _path(axes: Axes, entry: Entry, look: Look) -> None:
     """How an online run went there: reward against KL of its own samples, means over a tenth of the steps."""
     kl, reward = (entry.curves.get(metric) for metric in _PATH)
     if not (_drawable(kl) and _drawable(reward)) or kl is None or reward is None:
@@ -223,7 +242,7 @@ def _path(axes: Axes, entry: Entry, colour: str) -> None:
     points = np.array([(x, at[step]) for step, x in zip(*kl, strict=True) if step in at])
     window = max(1, len(points) // 10)
     smooth = [points[max(0, end - window) : end].mean(axis=0) for end in range(1, len(points) + 1)]
-    axes.plot(*np.transpose(smooth), color=colour, linewidth=1.3, alpha=0.4, zorder=1)
+    axes.plot(*np.transpose(smooth), look.line, color=look.colour, linewidth=1.3, alpha=0.4, zorder=1)
 
 
 def _curves(comparison: Comparison) -> Figure | None:
@@ -246,7 +265,8 @@ def _curves(comparison: Comparison) -> Figure | None:
     for place in axes[len(panels) :]:
         place.set_visible(False)
     names = [subject.name for subject in comparison.subjects() if subject.name in handles]
-    legend(figure, [handles[name] for name in names], names)
+    shown = _labels(comparison)
+    legend(figure, [handles[name] for name in names], [shown[name] for name in names])
     return figure
 
 
@@ -254,12 +274,17 @@ def _lines(axes: Axes, comparison: Comparison, metric: str) -> dict[str, Line2D]
     """Each run's curve, runs of one group in one colour; returns a line for each subject."""
     subjects = comparison.subjects()
     handles: dict[str, Line2D] = {}
-    colour = colours(subjects)
+    look = looks(subjects)
     for subject in subjects:
         for entry in subject.members:
             curve = entry.curves.get(metric)
             if curve and _drawable(curve):
-                (line,) = axes.plot(*curve, color=colour[entry.name], linewidth=1.1 if subject.group else 1.6)
+                (line,) = axes.plot(
+                    *curve,
+                    look[entry.name].line,
+                    color=look[entry.name].colour,
+                    linewidth=1.1 if subject.group else 1.6,
+                )
                 handles[subject.name] = line
     return handles
 
@@ -279,7 +304,7 @@ def _lengths(comparison: Comparison) -> Figure:
         floor = place + 0.38
         axes.stairs(floor - 0.8 * share / np.max(shares), edges, baseline=floor, fill=True, color=paint, alpha=0.85)
         axes.plot([np.median(each)], [floor], "^", color=INK, markersize=5, clip_on=False)
-    _rows_of(axes, subjects)
+    _rows_of(axes, comparison, subjects)
     axes.set_xlabel("tokens, terminator included (\u25b2 median)")
     axes.set_title("Length of held-out completions")
     return figure

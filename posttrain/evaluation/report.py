@@ -44,6 +44,7 @@ def write_report(path: Path, title: str, comparison: Comparison, plots: Sequence
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(number=_number, duration=_duration, moment=_moment, minus=_minus)
+    environment.filters.update(fixed=_fixed, visible=_visible)
     subjects, entries = comparison.subjects(), comparison.entries
     records = [record for experiment in comparison.experiments for record in experiment.records]
     figures = {plot.name: {"caption": CAPTIONS[plot.name], "image": _inline(plot)} for plot in plots}
@@ -109,10 +110,17 @@ def _inline(path: Path) -> str:
 
 
 def _number(found: Estimate, column: Column) -> dict[str, str]:
-    value, low, high = (
-        f"{round(x, column.digits) + 0.0:.{column.digits}f}" for x in (found.value, found.low, found.high)
-    )
-    return {"value": _minus(value), "interval": _minus(f"[{low}, {high}]")}  # + 0.0 makes a zero of a negative zero
+    value, low, high = (_fixed(x, column.digits) for x in (found.value, found.low, found.high))
+    return {"value": value, "interval": f"[{low}, {high}]"}
+
+
+def _fixed(number: float, digits: int) -> str:
+    return _minus(f"{round(number, digits) + 0.0:.{digits}f}")  # + 0.0 makes a zero of a negative zero
+
+
+def _visible(text: str) -> str:
+    """A text whose control characters, other than newline and tab, are seen and do nothing."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _duration(seconds: float) -> str:

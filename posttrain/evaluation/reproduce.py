@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from posttrain.config.load import parse_config
+from posttrain.config.schema import Resources
 from posttrain.errors import UserError
 from posttrain.evaluation.comparison import Experiment
 from posttrain.evaluation.entries import BASELINE, Record
+from posttrain.evaluation.judge import VADER
+from posttrain.provenance.images import image_id
 
 # Sections of the config by the stage whose manifest has them.
 _SECTIONS = {
@@ -26,13 +29,18 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a reader needs to make one experiment again. `config` is None where the manifests do not give it."""
+    """What a reader needs to make one experiment again. `config` is None where the manifests do not give it.
+
+    `unknown_images` are of none of this version's recipes. `files` are what the config names and does not hold.
+    """
 
     name: str
     commits: Sequence[str]
     dirty: bool
     packages: Mapping[str, str]
     images: Sequence[str]
+    unknown_images: Sequence[str]
+    files: Sequence[str]
     config: str | None
     commands: str
 
@@ -50,6 +58,8 @@ def recipe(experiment: Experiment) -> Recipe | None:
         any(record.facts.get("dirty") for record in records),
         _packages(records),
         images,
+        [image for image in images if image != "host" and image not in _known_images()],
+        _files(records),
         config_text(experiment),
         _commands(experiment.name, commits[-1], containers=images != ["host"]),
     )
@@ -68,12 +78,38 @@ def config_text(experiment: Experiment) -> str | None:
             runs[record.manifest["run"]] = config.get("run")
         if stage == "evaluate" and record.manifest.get("run") == BASELINE:
             found["evaluation"] = config.get("evaluation", {})
+    known = _known_images()
+    named = [known[image] for record in experiment.records if (image := record.manifest.get("image")) in known]
+    if named:
+        found.setdefault("resources", {})["image"] = named[-1]
     found |= {"runs": runs, "flags": experiment.limits.model_dump(mode="json")}
     try:
         config = parse_config(found, experiment.name)
     except UserError:  # a stage that another version of the program ran
         return None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+
+
+def _known_images() -> dict[str, str]:
+    """Names of the images that this version can build, by their ids; none where their recipes are not here."""
+    names = get_args(Resources.model_fields["image"].annotation)
+    try:
+        return {image_id(name): name for name in names}
+    except (OSError, UserError):  # an installed package has no docker/
+        return {}
+
+
+def _files(records: Sequence[Record]) -> list[str]:
+    """A judge's file, and the base model where it has a path's form."""
+    found = []
+    for record in records:
+        config = record.manifest.get("config", {})
+        judge = config.get("evaluation", {}).get("judge")
+        base = config.get("model", {}).get("base") or ""
+        found += [judge.rpartition(":")[0]] if judge and judge != VADER else []
+        path = base.startswith(("/", "./", "../", "~")) or base.count("/") > 1 or base.lower().endswith(".gguf")
+        found += [base] if path and not base.startswith("wheel:") else []
+    return _each_once(found)
 
 
 def _commands(name: str, commit: str, containers: bool) -> str:

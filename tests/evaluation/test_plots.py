@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 
 from posttrain.config.schema import Flags
 from posttrain.evaluation import plots
-from posttrain.evaluation.canvas import BASELINE_COLOUR, COLOURS, colours
-from posttrain.evaluation.comparison import Comparison, Experiment, compare
+from posttrain.evaluation.canvas import BASELINE_COLOUR, COLOURS, colours, labels, looks
+from posttrain.evaluation.comparison import Comparison, Experiment, Subject, compare
 from tests.evaluation import fake
 
 RUNS = {"dpo": ("dpo", -0.5), "ppo-0": ("ppo", 1.0), "ppo-1": ("ppo", 0.6)}
@@ -147,3 +147,44 @@ def test_a_colour_means_the_same_everywhere(comparison: Comparison, drawn: dict[
     for figure in drawn.values():
         used = {line.get_color() for axes in figure.axes for line in axes.lines if line.get_marker() in ("o", "D")}
         assert used <= {BASELINE_COLOUR, *COLOURS[:2]}
+
+
+def test_long_names_lose_their_middle_and_stay_apart() -> None:
+    long = [f"a-very-long-name-of-an-experiment/{letter * 20}-with-kl-0.05" for letter in "xyy"]
+    long[2] = long[2].replace("yyyy-", "yyyz-")
+    found = labels(["ppo", *long, "price$a$b", "another-name-that-is-long"])
+    assert found["ppo"] == "ppo" and found["price$a$b"] == r"price\$a\$b"
+    assert found["another-name-that-is-long"] == "another-name\u2026t-is-long"
+    shown = [found[name] for name in long]
+    assert len(set(shown)) == 3 and all("\u2026" in each and len(each) < 50 for each in shown)
+    for name in long:
+        head, tail = found[name].split("\u2026")
+        assert name.startswith(head) and name.endswith(tail)
+
+
+def test_legends_pair_long_names_with_their_markers(comparison: Comparison, tmp_path: Path) -> None:
+    entries = [dataclasses.replace(entry, name=f"{i}-{entry.name}" * 12) for i, entry in enumerate(comparison.entries)]
+    long = compare([Experiment("x", [dataclasses.replace(e, recipe=e.name) for e in entries], Flags())])
+    for figure in (plots._reward_kl(long), plots._curves(long)):
+        assert figure is not None
+        (legend,) = figure.legends
+        look = looks(long.subjects())
+        wanted = {labels([e.name for e in entries])[name]: each.colour for name, each in look.items()}
+        assert all(
+            wanted[text.get_text()] == line.get_color()
+            for text, line in zip(legend.texts, legend.get_lines(), strict=True)
+        )
+        figure.canvas.draw()
+        box = legend.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+
+
+def test_more_than_eight_runs_differ_by_marker_and_line(comparison: Comparison) -> None:
+    entry = comparison.entries[1]
+    many = [Subject(f"r{i}", [dataclasses.replace(entry, name=f"r{i}")]) for i in range(20)]
+    assert len(set(looks(many).values())) == 20
+    seeds = [dataclasses.replace(entry, name=f"{m}-{s}", recipe=m, seeds=(s, 0)) for m in "abcd" for s in range(3)]
+    grouped = compare([Experiment("x", [comparison.entries[0], *seeds], Flags())]).subjects()
+    assert len(set(colours(grouped).values())) == 5
+    baselines = [Subject(f"b{i}", [dataclasses.replace(comparison.entries[0], name=f"b{i}")]) for i in range(3)]
+    assert len({look.markers for look in looks(baselines).values()}) == 3

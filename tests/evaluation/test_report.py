@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -13,7 +14,7 @@ import pytest
 from posttrain.config.schema import Flags
 from posttrain.evaluation.comparison import Comparison, Experiment, compare
 from posttrain.evaluation.files import write_all
-from posttrain.evaluation.findings import findings
+from posttrain.evaluation.findings import accuracy_sentence, findings
 from posttrain.evaluation.plots import draw_all
 from posttrain.evaluation.report import CAPTIONS, write_report
 from posttrain.evaluation.summary import write_summary
@@ -225,3 +226,38 @@ def test_snakemake_s_report_has_the_same_captions() -> None:
     folder = REPOSITORY / "workflow" / "report"
     for name, caption in CAPTIONS.items():
         assert (folder / name).with_suffix(".rst").read_text().strip() == caption
+
+
+def _small(comparison: Comparison, folder: Path, experiment: Experiment | None = None) -> Page:
+    """The page without pictures."""
+    folder.mkdir(exist_ok=True)
+    write_report(folder / "report.html", "x", compare([experiment]) if experiment else comparison, [])
+    return Page(folder / "report.html")
+
+
+def test_times_of_several_attempts_are_not_all_the_work(comparison: Comparison, tmp_path: Path) -> None:
+    whole = comparison.experiments[0]
+    text = " ".join(_small(comparison, tmp_path / "a").text.split())
+    assert "9 min 14 s without earlier attempts" in text and "of work in all" not in text
+    assert text.count("1 min 02 s*") == 1
+    once = [record for record in whole.records if record.facts["attempts"] == 1]
+    text = " ".join(_small(comparison, tmp_path / "b", dataclasses.replace(whole, records=once)).text.split())
+    assert "of work in all" in text and "earlier attempts" not in text
+
+
+def test_odd_completions_are_shown(comparison: Comparison, tmp_path: Path) -> None:
+    sft = comparison.entries[0]
+    odd = [{**sft.rows[0], "text": " ", "kl": -0.01, "reward": -0.001}, {**sft.rows[1], "text": "a\x1b[1m\tb\r\nc\x00"}]
+    changed = Experiment("x", [dataclasses.replace(sft, rows=[*odd, *sft.rows[2:]])], Flags())
+    page = _small(comparison, tmp_path, changed)
+    assert '<p class="soft">(empty)</p>' in page.source and "KL 0.0" in page.text and "reward 0.00" in page.text
+    assert "a\ufffd[1m\tb\ufffd\nc\ufffd" in page.text
+
+
+def test_the_pairs_margin_is_named(comparison: Comparison, tmp_path: Path) -> None:
+    experiment = comparison.experiments[0]
+    assert experiment.folders is not None
+    for margin, said in ((0.5, "differ by more than 1)"), (2.5, "differ by at least 2.5)")):
+        fake.record(tmp_path, "prepare", None, {"data": {"rating_pairs": {"margin": margin}}})
+        other = dataclasses.replace(experiment, folders={**experiment.folders, "data": tmp_path})
+        assert said in (accuracy_sentence(other) or "")

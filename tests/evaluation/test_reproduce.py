@@ -14,6 +14,7 @@ from posttrain.config.schema import Config
 from posttrain.evaluation.comparison import Experiment
 from posttrain.evaluation.entries import Record, read_records
 from posttrain.evaluation.reproduce import config_text, recipe
+from posttrain.provenance.images import image_id
 from tests.evaluation import fake
 from tests.workflow.project import REPOSITORY
 
@@ -72,3 +73,30 @@ def test_an_unknown_commit_is_not_checked_out(tmp_path: Path) -> None:
 
 def test_nothing_is_known_of_stages_that_are_gone() -> None:
     assert recipe(Experiment("x", [], load_config(REPOSITORY / "config.yaml").flags)) is None
+
+
+def _made_in(experiment: Experiment, image: str) -> Experiment:
+    records = [Record({**record.manifest, "image": image}, record.facts) for record in experiment.records]
+    return dataclasses.replace(experiment, records=records)
+
+
+def test_the_image_of_another_name_is_written(tmp_path: Path) -> None:
+    experiment = finished(load_config(REPOSITORY / "configs/quick.yaml"), tmp_path)
+    for image, wanted, unknown in (
+        (image_id("cuda121"), "cuda121", []),
+        (image_id("cpu"), None, []),
+        ("12ab", None, ["12ab"]),
+    ):
+        found = recipe(_made_in(experiment, image))
+        assert found is not None and found.config is not None and found.unknown_images == unknown
+        assert yaml.safe_load(found.config).get("resources", {}).get("image") == wanted
+
+
+def test_files_that_the_config_names_are_told(tmp_path: Path) -> None:
+    experiment = finished(load_config(REPOSITORY / "configs/quick.yaml"), tmp_path)
+    found = recipe(experiment)
+    assert found is not None and found.files == []
+    config = {"evaluation": {"judge": "own/judge.py:score"}, "model": {"base": "./my-model"}}
+    record = Record({"stage": "evaluate", "run": "sft", "config": config}, {})
+    found = recipe(dataclasses.replace(experiment, records=[record]))
+    assert found is not None and found.files == ["own/judge.py", "./my-model"]
