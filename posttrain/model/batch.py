@@ -114,10 +114,10 @@ def model_inputs(module: nn.Module, batch: SequenceBatch) -> dict[str, Any]:
     return inputs
 
 
-def forward(module: nn.Module, batch: SequenceBatch, **arguments: Any) -> Any:
+def forward(module: nn.Module, batch: SequenceBatch) -> Any:
     """The module's output for the batch, its frozen first layers recalled where the batch holds their work."""
     with recalled(module, batch.recall):
-        return module(**model_inputs(module, batch), **arguments)
+        return module(**model_inputs(module, batch))
 
 
 def accepts(module: nn.Module, argument: str) -> bool:

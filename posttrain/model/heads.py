@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from posttrain.model.batch import SequenceBatch, forward
+from posttrain.model.layers import trunk_of
 
 
 class RewardModule(nn.Module):
@@ -26,7 +27,7 @@ class RewardModule(nn.Module):
     @classmethod
     def from_causal_lm(cls, model: PreTrainedModel, seed: int) -> RewardModule:
         """Takes over the model's trunk (no copy); the score's weights are drawn from `seed`."""
-        return cls(_trunk(model), scalar_head(_trunk(model), seed))
+        return cls(trunk_of(model), scalar_head(trunk_of(model), seed))
 
     def forward(self, batch: SequenceBatch) -> Tensor:
         hidden = _hidden_states(self.trunk, batch)
@@ -54,7 +55,7 @@ class ValueModule(nn.Module):
     @classmethod
     def from_causal_lm(cls, model: PreTrainedModel, seed: int) -> ValueModule:
         """Takes over the model's trunk (no copy); the head's weights are drawn from `seed`."""
-        return cls(_trunk(model), scalar_head(_trunk(model), seed))
+        return cls(trunk_of(model), scalar_head(trunk_of(model), seed))
 
     @classmethod
     def from_reward(cls, reward: RewardModule) -> ValueModule:
@@ -78,12 +79,6 @@ def scalar_head(trunk: PreTrainedModel, seed: int) -> nn.Linear:
     generator = torch.Generator().manual_seed(seed)
     nn.init.normal_(head.weight, std=1 / (hidden + 1), generator=generator)
     return head.to(device=trunk.device, dtype=trunk.dtype)
-
-
-def _trunk(model: PreTrainedModel) -> PreTrainedModel:
-    trunk = model.base_model
-    assert isinstance(trunk, PreTrainedModel)
-    return trunk
 
 
 def _hidden_states(trunk: PreTrainedModel, batch: SequenceBatch) -> Tensor:

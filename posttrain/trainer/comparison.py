@@ -10,7 +10,7 @@ from torch import Tensor
 from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
 from posttrain.config.schema import Training
 from posttrain.model.heads import RewardModule
-from posttrain.roles.batches import Forward, Microbatch, Unit, per_row, split
+from posttrain.roles.batches import Forward, Unit, per_row, split
 from posttrain.roles.learner import Learner, Metrics, Stats
 from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest
@@ -53,9 +53,6 @@ class RewardPairs(Job):
 
     def _losses(self, pairs: Sequence[Unit]) -> Iterator[tuple[Tensor, Stats]]:
         for micro in split(pairs, self.forward):
-            losses, stats = self._compare(micro)
+            chosen, rejected = self.module(micro.batch).view(-1, 2).unbind(1)
+            losses, stats = bradley_terry_loss(chosen, rejected)
             yield row_mean(losses, len(pairs)), {name: row_mean(value, len(pairs)) for name, value in stats.items()}
-
-    def _compare(self, micro: Microbatch) -> tuple[Tensor, dict[str, Tensor]]:
-        chosen, rejected = self.module(micro.batch).view(-1, 2).unbind(1)
-        return bradley_terry_loss(chosen, rejected)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from posttrain.algorithms.kl import k3
 from posttrain.config.schema import Offline
 from posttrain.data.tokenizer import load_tokenizer
-from posttrain.model.batch import Row
 from posttrain.model.layers import share_first
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.actor import Actor
@@ -17,7 +18,7 @@ from posttrain.rollout.transformers_engine import TransformersEngine
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.context import Context
 from posttrain.trainer.order import permutation
-from posttrain.trainer.rows import training_prompts
+from posttrain.trainer.rows import rows_of, training_prompts
 
 
 def over_budget(context: Context, step: int, distance: float, budget: float | None) -> bool:
@@ -26,6 +27,11 @@ def over_budget(context: Context, step: int, distance: float, budget: float | No
         return False
     context.log.info("ends at step %d: KL %.3g nats per sequence, kl_budget is %g", step, distance, budget)
     return True
+
+
+def sequence_kl(policy: Tensor, reference: Tensor, mask: Tensor) -> float:
+    """KL(policy || reference), nats per sequence, by k3: log-probabilities of the policy's samples, mask [N, R]."""
+    return float(k3(policy, reference, mask).sum() / mask.any(-1).sum())
 
 
 class Probe:
@@ -48,8 +54,8 @@ class Probe:
         self._rollout = RolloutManager(TransformersEngine(actor.model))
 
     def distance(self) -> float:
-        """KL(policy || SFT) in nats per sequence: a Monte Carlo estimate by k3 on one sample a prompt."""
+        """KL(policy || SFT) in nats per sequence, on one sample a prompt."""
         samples = self._rollout.generate(self._prompts, 1, self._sampling, self._seed)
-        rows: list[Row] = [(sample.prompt_ids, sample.completion_ids) for sample in samples]
+        rows = rows_of(samples)
         mask = response_mask(rows, self._reference.forward.device)
-        return float(k3(self._actor.log_probs(rows), self._reference.log_probs(rows), mask).sum(-1).mean())
+        return sequence_kl(self._actor.log_probs(rows), self._reference.log_probs(rows), mask)

@@ -34,10 +34,10 @@ from posttrain.rollout.manager import RolloutManager
 from posttrain.rollout.transformers_engine import TransformersEngine
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.context import Context
-from posttrain.trainer.distance import over_budget
+from posttrain.trainer.distance import over_budget, sequence_kl
 from posttrain.trainer.metrics import mean_metrics, tokens_of, train_metrics
 from posttrain.trainer.order import Order, data_digest, permutation
-from posttrain.trainer.rows import training_prompts
+from posttrain.trainer.rows import rows_of, training_prompts
 from posttrain.trainer.trainer import Job
 
 Parts = Mapping[str, Callable[..., Any]]
@@ -172,11 +172,10 @@ class OnlineJob(Job):
         )
 
     def distance(self, experience: Experience) -> float:
-        """KL(policy || SFT) in nats per sequence, by k3 on the step's samples."""
+        """KL(policy || SFT) in nats per sequence, on the step's samples."""
         policy = experience.sampled if experience.old is None else experience.old
         assert experience.reference is not None
-        whole = k3(policy, experience.reference, experience.mask).sum()
-        return float(whole / experience.mask.any(-1).sum())
+        return sequence_kl(policy, experience.reference, experience.mask)
 
     def one_update(self, rows: Sequence[Row]) -> bool:
         """Whether the step has one optimiser step only."""
@@ -232,11 +231,6 @@ class OnlineJob(Job):
         self.rollout.load_weights(self.actor.stream_weights())
         self.rollout.load_state_dict(counters["rollout"])
         self.buffer.load_state_dict(counters["buffer"])
-
-
-def rows_of(samples: Sequence[Sample]) -> list[Row]:
-    """(prompt, completion) of each sample."""
-    return [(sample.prompt_ids, sample.completion_ids) for sample in samples]
 
 
 def rollout_metrics(samples: Sequence[Sample]) -> Metrics:

@@ -14,6 +14,9 @@ from posttrain.trainer.order import permutation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from posttrain.model.batch import Row
+    from posttrain.rollout.buffer import Sample
+
 # More rows would move the figures by less than their own error, and cost more than short trainings.
 VALIDATION_ROWS = 256
 
@@ -53,6 +56,11 @@ def training_prompts(context: Context) -> list[tuple[str, list[int]]]:
     if table.empty:
         raise UserError(f"{path} has no prompt in the split 'train': add data or lower data.split")
     return list(zip(table["id"], table["prompt_ids"], strict=True))
+
+
+def rows_of(samples: Sequence[Sample]) -> list[Row]:
+    """(prompt, completion) of each sample."""
+    return [(sample.prompt_ids, sample.completion_ids) for sample in samples]
 
 
 def validation_rows(rows: list[T], seed: int, most: int = VALIDATION_ROWS) -> list[T]:
