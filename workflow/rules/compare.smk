@@ -12,7 +12,8 @@ rule compare:
         seeds=report(COMPARE / "seeds.csv", category="Comparison", caption="../report/seeds.rst"),
         page=report(COMPARE / "report.html", category="Comparison", caption="../report/report.rst"),
         pictures=[
-            report(COMPARE / f"{name}.png", category="Comparison", caption=f"../report/{name}.rst") for name in PICTURES
+            report(COMPARE / f"{name}.png", category="Comparison", caption=f"../report/{name}.rst")
+            for name in PICTURES
         ],
     log:
         LOGS / "compare.log",
