@@ -6,12 +6,13 @@ micro-batches add up to the minibatch's loss, and their gradients to its gradien
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-Mode = Literal["token-mean", "sequence-mean"]
+Mode = Literal["token-mean", "sequence-mean", "sequence-sum"]
+MODES = get_args(Mode)
 
 
 def zero_masked(values: Tensor, mask: Tensor) -> Tensor:
@@ -39,6 +40,8 @@ def aggregate(values: Tensor, mask: Tensor, mode: Mode, *, count: float) -> Tens
     `token-mean`: the sum over tokens, divided by count (all tokens; the loss of DAPO, arXiv:2503.14476 eq. 8).
     `sequence-mean`: each row's mean over its own tokens, summed, divided by count (all sequences; the loss of GRPO,
     arXiv:2402.03300 eq. 3).
+    `sequence-sum`: the sum over tokens, divided by count (all sequences times a constant number of tokens, the same for
+    every minibatch, such as the longest completion; the loss of Dr. GRPO, arXiv:2503.20783 section 3.1).
 
     Raises ValueError for an unknown mode, for shapes that differ and for a count that is not positive.
     """
@@ -48,22 +51,27 @@ def aggregate(values: Tensor, mask: Tensor, mode: Mode, *, count: float) -> Tens
         raise ValueError(f"count is {count}; a minibatch needs at least one unmasked token")
     if values.dim() == 1:
         values, mask = values[:, None], mask[:, None]
+    check_mode(mode)
     sums = row_sum(values, mask)
-    if mode == "token-mean":
-        return sums.sum() / count
     if mode == "sequence-mean":
-        return (sums / mask.sum(dim=-1).clamp(min=1)).sum() / count
-    raise ValueError(f"unknown aggregation mode {mode!r}; known: 'token-mean', 'sequence-mean'")
+        sums = sums / mask.sum(dim=-1).clamp(min=1)
+    return sums.sum() / count
 
 
 def normaliser(mask: Tensor, mode: Mode) -> float:
     """The `count` of `aggregate` for a mask [B, R] (or [B]) of a whole minibatch; over parts, add the parts' counts.
 
     `token-mean`: unmasked tokens. `sequence-mean`: rows with at least one unmasked token, so that a row added as
-    filling changes nothing. Raises ValueError for an unknown mode.
+    filling changes nothing. `sequence-sum`: those rows too; the caller multiplies by the constant. Raises ValueError
+    for an unknown mode.
     """
-    if mode == "token-mean":
+    check_mode(mode)
+    if mode == "token-mean" or mask.dim() == 1:
         return float(mask.sum())
-    if mode == "sequence-mean":
-        return float((mask if mask.dim() == 1 else mask.any(dim=-1)).sum())
-    raise ValueError(f"unknown aggregation mode {mode!r}; known: 'token-mean', 'sequence-mean'")
+    return float(mask.any(dim=-1).sum())
+
+
+def check_mode(mode: str) -> None:
+    """Raises ValueError for an aggregation mode that `aggregate` doesn't know."""
+    if mode not in MODES:
+        raise ValueError(f"unknown aggregation mode {mode!r}; known: {', '.join(MODES)}")

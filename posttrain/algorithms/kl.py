@@ -40,3 +40,15 @@ def penalised_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) 
     last = width - 1 - mask.flip(-1).int().argmax(dim=-1, keepdim=True)
     is_last = mask & (torch.arange(width, device=mask.device) == last)
     return (zero_masked(scores[:, None].expand_as(kl), is_last) - kl_coef * zero_masked(kl, mask)).detach()
+
+
+def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, samples: int) -> float:
+    """The KL penalty's coefficient after a step: higher if the policy is too far from the reference, lower if near.
+
+    kl: nats per sequence, mean of the step, in the same unit as `target`. horizon: in samples, so that `samples` of
+    them at an error of 20 % or more change the coefficient by the share 0.2 samples / horizon.
+
+    Source: arXiv:1909.08593 section 2.2: coef (1 + K e), e = clip(kl / target - 1, -0.2, 0.2), K = samples / horizon.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * samples / horizon)

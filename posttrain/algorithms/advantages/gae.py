@@ -9,7 +9,7 @@ from posttrain.algorithms.aggregate import zero_masked
 
 
 @torch.no_grad()
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Advantages and returns (targets of the critic) per token, not whitened.
 
     rewards: [B, R], what token t earned. values: [B, R], the critic's value before token t was emitted. mask: [B, R]
