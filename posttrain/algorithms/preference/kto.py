@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from posttrain.algorithms.preference.stats import label_stats
+
 
 @torch.no_grad()
 def kl_baseline(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
@@ -20,32 +22,26 @@ def kl_baseline(policy_logps: Tensor, ref_logps: Tensor) -> Tensor:
     return (policy_logps - ref_logps).mean().clamp(min=0)
 
 
-def kto_loss(
-    policy_logps: Tensor,
-    ref_logps: Tensor,
+def kto(
+    log_ratios: Tensor,
     labels: Tensor,
-    kl_baseline: Tensor,
+    baseline: Tensor,
+    *,
     beta: float,
     desirable_weight: float,
     undesirable_weight: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """w_D (1 - sigmoid(beta (r - z0))) for a good completion, w_U (1 - sigmoid(beta (z0 - r))) for a bad one.
 
-    policy_logps, ref_logps: [B], log-probabilities of whole completions (nats); r is their difference. labels: [B]
-    bool, True for good. kl_baseline: z0, the scalar of `kl_baseline`. beta: reward per nat. Returns losses [B] and
-    detached statistics [B]: `reward`, beta r; `margin`, beta (r - z0) with its sign turned for bad ones; `accuracy`,
-    1 where the margin is above zero.
+    log_ratios: r [B], log-ratios of the policy to the reference, nats. labels: [B] bool, True for good. baseline: z0,
+    the scalar of `kl_baseline`. beta: reward per nat. desirable_weight, undesirable_weight: w_D and w_U. Returns
+    losses [B] and the statistics of `label_stats`: `reward`, beta r; `margin`, beta (r - z0) with its sign turned for
+    bad ones.
 
     Source: arXiv:2402.01306 eq. 8.
     """
-    log_ratio = policy_logps - ref_logps
-    gain = log_ratio - kl_baseline.detach()
+    gain = log_ratios - baseline.detach()
     margin = beta * torch.where(labels, gain, -gain)
     weights = torch.where(labels, margin.new_tensor(desirable_weight), margin.new_tensor(undesirable_weight))
-    stats = {
-        "reward": (beta * log_ratio).detach(),
-        "margin": margin.detach(),
-        "accuracy": (margin > 0).to(margin.dtype),
-    }
     # sigmoid(-x) is 1 - sigmoid(x) without the loss of digits where x is large
-    return weights * torch.sigmoid(-margin), stats
+    return weights * torch.sigmoid(-margin), label_stats(beta * log_ratios, margin)
