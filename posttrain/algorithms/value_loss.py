@@ -11,7 +11,7 @@ from posttrain.algorithms.aggregate import zero_masked
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, value_clip: float
 ) -> Tensor:
-    """Loss per token: max((V - G)^2, (V_clipped - G)^2) / 2, where V_clipped is at most `value_clip` from the old value.
+    """Loss per token: max((V - G)^2, (V_clipped - G)^2) / 2, where V_clipped is within `value_clip` of the old value.
 
     values: [B, R], the critic now. old_values: [B, R], the critic when the samples were made. returns: [B, R], the
     targets of `gae`. value_clip: in units of reward. mask: [B, R] bool. Returns [B, R], zeros where masked.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,7 +31,8 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return returns
 
 
-class Membership(NamedTuple):
+@dataclass(frozen=True)
+class Membership:
     """Who counts in which of G groups; a sample without a finite score counts in none.
 
     index: [N] int64, each sample's group 0..G-1. member: [G, N] bool. flat: [G] bool, the groups that teach nothing,
