@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 import pytest
 import torch
 
 from posttrain.algorithms.advantages.gae import gae
-from posttrain.algorithms.advantages.group import flat_share, group_advantages
 from posttrain.algorithms.whiten import masked_moments, whiten
 
 NAN = float("nan")
@@ -27,7 +25,7 @@ def test_gae_is_the_sum_of_discounted_errors(gamma, lam, gaps, normal, ragged_ma
     if gaps:
         mask &= torch.rand(6, 8, generator=generator) < 0.7
     garbage = (x.masked_fill(~mask, NAN) for x in (rewards, values))
-    advantages, returns = gae(*garbage, mask, gamma, lam)
+    advantages, returns = gae(*garbage, mask, gamma=gamma, lam=lam)
     for i in range(6):
         wanted = gae_by_sums(rewards[i][mask[i]].tolist(), values[i][mask[i]].tolist(), gamma, lam)
         torch.testing.assert_close(advantages[i][mask[i]].tolist(), wanted, rtol=1e-9, atol=1e-12)
@@ -37,7 +35,7 @@ def test_gae_is_the_sum_of_discounted_errors(gamma, lam, gaps, normal, ragged_ma
 
 def test_gae_without_discount_is_reward_to_go_minus_value(normal, ragged_mask):
     rewards, values, mask = normal(6, 8), normal(6, 8), ragged_mask(6, 8)
-    advantages, returns = gae(rewards, values, mask, 1.0, 1.0)
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=1.0)
     to_go = (rewards * mask).flip(1).cumsum(1).flip(1)
     torch.testing.assert_close(returns[mask], to_go[mask])
     torch.testing.assert_close(advantages[mask], (to_go - values)[mask])
@@ -47,57 +45,15 @@ def test_gae_of_a_perfect_critic_is_zero():
     mask = torch.tensor([[True, True, True], [True, True, False]])
     rewards = torch.tensor([[0.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
     values = torch.tensor([[2.0, 2.0, 2.0], [3.0, 3.0, 9.0]])
-    advantages, returns = gae(rewards, values, mask, 1.0, 0.95)
+    advantages, returns = gae(rewards, values, mask, gamma=1.0, lam=0.95)
     assert (advantages == 0).all()
     assert returns.tolist() == [[2.0, 2.0, 2.0], [3.0, 3.0, 0.0]]
 
 
 def test_gae_gives_no_gradient(normal):
     values = normal(2, 3).requires_grad_()
-    assert not any(x.requires_grad for x in gae(values, values, torch.ones(2, 3, dtype=torch.bool), 1.0, 0.95))
-
-
-def group_by_loops(scores, groups, scale):
-    wanted = []
-    for score, group in zip(scores, groups, strict=True):
-        mates = [s for s, g in zip(scores, groups, strict=True) if g == group and not math.isnan(s)]
-        if math.isnan(score) or len(mates) < 2 or min(mates) == max(mates):
-            wanted.append(0.0)
-            continue
-        centred = score - statistics.fmean(mates)
-        wanted.append(centred / (statistics.stdev(mates) + 1e-6) if scale else centred)
-    return wanted
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_group_advantages_by_loops(scale, normal, generator):
-    for _ in range(20):
-        groups = torch.randint(-3, 4, (24,), generator=generator)  # unequal sizes, any numbers, any order
-        scores = normal(24)
-        scores[torch.rand(24, generator=generator) < 0.2] = NAN
-        ours = group_advantages(scores, groups, scale)
-        wanted = group_by_loops(scores.tolist(), groups.tolist(), scale)
-        torch.testing.assert_close(ours.tolist(), wanted, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [True, False])
-def test_equal_rewards_give_exact_zeros(dtype, scale):
-    """0.1 + 0.1 + 0.1 is not 3 * 0.1: the rounding must not be divided by a standard deviation of almost zero."""
-    scores = torch.tensor([0.1, 0.1, 0.1, 1e6 + 0.1, 1e6 + 0.1, 1e6 + 0.1, 0.1], dtype=dtype)
-    groups = torch.tensor([0, 0, 0, 1, 1, 1, 0])
-    assert group_advantages(scores, groups, scale).tolist() == [0.0] * 7
-    assert flat_share(scores, groups) == 1
-
-
-@pytest.mark.parametrize("scale", [True, False])
-def test_excluded_samples_are_no_part_of_their_group(scale):
-    scores, groups = torch.tensor([1.0, 3.0, NAN, NAN, 5.0, NAN]), torch.tensor([4, 4, 4, 9, 2, 2])
-    ours = group_advantages(scores, groups, scale)
-    torch.testing.assert_close(ours[:2], group_advantages(scores[:2], groups[:2], scale))
-    assert ours[0] < 0 < ours[1]
-    assert ours[2:].tolist() == [0.0] * 4  # excluded; a group with nobody left; one left; excluded
-    assert flat_share(scores, groups) == pytest.approx(2 / 3)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    assert not any(x.requires_grad for x in gae(values, values, mask, gamma=1.0, lam=0.95))
 
 
 def test_whitened_values_have_mean_zero_and_variance_one(normal, ragged_mask):

@@ -17,7 +17,7 @@ def opo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
     where masked; exact zeros for excluded samples, for groups whose scores are all equal and for those with one sample
     left.
 
-    Source: arXiv:2505.23585 section 3: b = sum_i l_i r_i / sum_i l_i.
+    Source: arXiv:2505.23585, the simplified optimal baseline: b = sum_i l_i r_i / sum_i l_i.
     """
     scores, lengths = outcomes(rewards, mask), mask.sum(dim=-1).to(rewards.dtype)
     group = Membership.of(scores, groups)

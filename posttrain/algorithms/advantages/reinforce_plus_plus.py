@@ -18,7 +18,7 @@ def reinforce_plus_plus(rewards: Tensor, mask: Tensor, groups: Tensor, *, gamma:
     of the whole batch. Returns [N, R] without gradient, zeros where masked and for excluded rows, which are no part of
     the mean and variance. Masked tokens within a row (a tool's answer) are no time steps.
 
-    Source: arXiv:2501.03262 section 3: the return to go of the penalised rewards, then batch normalisation.
+    Source: arXiv:2501.03262: the return to go of the penalised rewards, then global advantage normalisation.
     """
     counted = _counted(rewards, mask)
     return whiten(returns_to_go(rewards, counted, gamma), counted)
@@ -32,7 +32,7 @@ def reinforce_plus_plus_baseline(rewards: Tensor, mask: Tensor, groups: Tensor) 
     Returns [N, R] without gradient, zeros where masked and for excluded rows, which are no part of any mean. Groups of
     equal scores have the deviation 0 before the whitening and count in it.
 
-    Source: arXiv:2501.03262 section 3, the form with a group baseline.
+    Source: arXiv:2501.03262, REINFORCE++ with baseline.
     """
     return whiten(group_advantages(rewards, mask, groups, scale_by_std=False), _counted(rewards, mask))
 

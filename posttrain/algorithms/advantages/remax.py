@@ -16,7 +16,7 @@ def remax(rewards: Tensor, mask: Tensor, baselines: Tensor) -> Tensor:
     infinite) is excluded: zeros. Returns [N, R] without gradient, zeros where masked. With a score at the last token
     and nothing else, the value at all tokens of a row is score minus baseline.
 
-    Source: arXiv:2310.10505 eq. 4 and algorithm 1.
+    Source: arXiv:2310.10505 algorithm 1.
     """
     counted = mask & (outcomes(rewards, mask) - baselines).isfinite()[:, None]
     return returns_to_go(rewards, counted, 1.0) - spread(baselines, counted)

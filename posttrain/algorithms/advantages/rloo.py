@@ -16,10 +16,10 @@ def rloo(rewards: Tensor, mask: Tensor, groups: Tensor) -> Tensor:
     Returns [N, R] without gradient, the same value at all tokens of a row, zeros where masked; exact zeros for excluded
     samples, for groups whose scores are all equal and for those with one sample left.
 
-    Source: arXiv:2402.14740 section 3.3, RLOO.
+    Source: arXiv:2402.14740, the RLOO estimator.
     """
     scores = outcomes(rewards, mask)
     group = Membership.of(scores, groups)
     counts = group.counts()
-    others = counts / (counts - 1).clamp(min=1)
-    return spread(group.taught((scores - group.sums(scores) / counts) * others), mask)
+    centred = scores - group.sums(scores) / counts
+    return spread(group.taught(centred * counts / (counts - 1).clamp(min=1)), mask)

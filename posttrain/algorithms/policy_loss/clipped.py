@@ -27,8 +27,8 @@ def clipped_policy_loss(
     averaged by `aggregate` like the loss: `ratio`; `clipped_low` and `clipped_high`, 1 where the lower or upper bound
     (dual_clip is an upper one) stops the gradient. |log r| is held at 20, beyond which exp says nothing more.
 
-    Source: arXiv:1707.06347 eq. 7; two bounds of their own: DAPO, arXiv:2503.14476 eq. 8; dual clip: arXiv:1912.09729
-    eq. 7.
+    Source: arXiv:1707.06347 eq. 7; two bounds of their own: DAPO, arXiv:2503.14476 eq. 8; dual_clip: arXiv:1912.09729,
+    "Dual-clip PPO".
     """
     ratio = ratio_of(log_ratio(log_probs, old, mask))
     loss, stats = clipped_surrogate(ratio, advantages, mask, clip_low, clip_high)

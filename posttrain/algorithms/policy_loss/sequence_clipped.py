@@ -17,7 +17,7 @@ def sequence_clipped(
     [B, R] bool. Returns the loss [B, R], zeros where masked, and the statistics of `clipped_surrogate`, in which
     `ratio` is the sequence's. |log r| is held at 20.
 
-    Source: arXiv:2402.14740 section 3.3, a completion as one action; the clip, arXiv:1707.06347 eq. 7.
+    Source: arXiv:2402.14740, a completion as one action; the clip, arXiv:1707.06347 eq. 7.
     """
     ratio = ratio_of(log_ratio(log_probs, old, mask).sum(dim=-1, keepdim=True)).expand_as(log_probs)
     return clipped_surrogate(ratio, advantages, mask, clip_low, clip_high)
