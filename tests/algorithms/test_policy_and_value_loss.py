@@ -10,6 +10,7 @@ from posttrain.algorithms.value_loss import clipped_value_loss
 
 ONE = torch.ones(1, 1, dtype=torch.bool)
 NAN = float("nan")
+PPO = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
 
 
 def one(value):
@@ -19,7 +20,7 @@ def one(value):
 def test_policy_loss_by_loops(normal, ragged_mask):
     old, noise, advantages, mask = normal(5, 7), normal(5, 7), normal(5, 7), ragged_mask(5, 7)
     new = old + 0.4 * noise
-    loss, stats = clipped_policy_loss(new, old, advantages, mask, 0.2, 0.28)
+    loss, stats = clipped_policy_loss(new, old, advantages, mask, **PPO | {"clip_high": 0.28})
     for i in range(5):
         for j in range(7):
             ratio, advantage = math.exp(new[i, j] - old[i, j]), advantages[i, j].item()
@@ -40,7 +41,7 @@ def test_policy_loss_by_loops(normal, ragged_mask):
 def test_the_gradient_stops_where_the_bound_binds(advantage, log_ratio, clipped):
     """Above the upper bound for a good token, below the lower one for a bad token; else it is -A r."""
     new = one(log_ratio).requires_grad_()
-    loss, stats = clipped_policy_loss(new, one(0.0), one(advantage), ONE, 0.2, 0.2)
+    loss, stats = clipped_policy_loss(new, one(0.0), one(advantage), ONE, **PPO)
     loss.sum().backward()
     wanted = 0.0 if clipped == advantage else -advantage * math.exp(log_ratio)
     assert new.grad.item() == pytest.approx(wanted, rel=1e-12)
@@ -50,7 +51,7 @@ def test_the_gradient_stops_where_the_bound_binds(advantage, log_ratio, clipped)
 def test_on_policy_the_ratio_is_one_and_the_gradient_is_the_advantage(normal, ragged_mask):
     old, advantages, mask = normal(5, 7), normal(5, 7).requires_grad_(), ragged_mask(5, 7)
     new = old.clone().requires_grad_()
-    loss, stats = clipped_policy_loss(new, old, advantages, mask, 0.2, 0.2)
+    loss, stats = clipped_policy_loss(new, old, advantages, mask, **PPO)
     loss.sum().backward()
     assert (stats["ratio"] == mask).all()
     torch.testing.assert_close(new.grad, -advantages.detach() * mask)
@@ -61,7 +62,7 @@ def test_on_policy_the_ratio_is_one_and_the_gradient_is_the_advantage(normal, ra
 @pytest.mark.parametrize("log_ratio", [1000.0, -1000.0])
 def test_absurd_ratios_stay_finite(advantage, log_ratio):
     new = one(log_ratio).float().requires_grad_()
-    loss, stats = clipped_policy_loss(new, one(0.0).float(), one(advantage).float(), ONE, 0.2, 0.2)
+    loss, stats = clipped_policy_loss(new, one(0.0).float(), one(advantage).float(), ONE, **PPO)
     loss.sum().backward()
     assert loss.isfinite().all() and new.grad.isfinite().all() and stats["ratio"].isfinite().all()
 
@@ -69,7 +70,7 @@ def test_absurd_ratios_stay_finite(advantage, log_ratio):
 def test_value_loss_by_loops(normal, ragged_mask):
     old, noise, returns, mask = normal(5, 7), normal(5, 7), normal(5, 7), ragged_mask(5, 7)
     new = (old + 0.4 * noise).requires_grad_()
-    loss = clipped_value_loss(new, old, returns, mask, 0.2)
+    loss = clipped_value_loss(new, old, returns, mask, value_clip=0.2)
     loss.sum().backward()
     stopped = 0
     for i in range(5):
@@ -93,8 +94,8 @@ def test_masked_values_do_not_leak(garbage, normal, ragged_mask):
         return normal(5, 7).masked_fill(~mask, garbage)
 
     new = dirty().requires_grad_()
-    policy, stats = clipped_policy_loss(new, dirty(), dirty(), mask, 0.2, 0.2)
-    value = clipped_value_loss(new, dirty(), dirty(), mask, 0.2)
+    policy, stats = clipped_policy_loss(new, dirty(), dirty(), mask, **PPO)
+    value = clipped_value_loss(new, dirty(), dirty(), mask, value_clip=0.2)
     (policy + value).sum().backward()
     for tensor in (policy, value, new.grad, *stats.values()):
         assert tensor.isfinite().all()
