@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
-from posttrain.algorithms.aggregate import aggregate, normaliser, row_sum
+from posttrain.algorithms.aggregate import MODES, aggregate, normaliser, row_sum
 
 
 def brute_force(values: list[list[float]], mask: list[list[bool]], mode: str) -> float:
@@ -11,10 +13,12 @@ def brute_force(values: list[list[float]], mask: list[list[bool]], mode: str) ->
     rows = [row for row in rows if row]
     if mode == "token-mean":
         return sum(sum(row) for row in rows) / sum(len(row) for row in rows)
+    if mode == "sequence-sum":
+        return sum(sum(row) for row in rows) / len(rows)
     return sum(sum(row) / len(row) for row in rows) / len(rows)
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "sequence-mean"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("empty_row", [False, True])
 def test_brute_force(mode, empty_row, normal, ragged_mask):
     values, mask = normal(5, 7), ragged_mask(5, 7)
@@ -26,18 +30,25 @@ def test_brute_force(mode, empty_row, normal, ragged_mask):
 
 def test_the_modes_differ_on_unequal_lengths(normal, ragged_mask):
     values, mask = normal(5, 7), ragged_mask(5, 7)
-    by_mode = [aggregate(values, mask, mode, count=normaliser(mask, mode)) for mode in ("token-mean", "sequence-mean")]
-    assert abs(by_mode[0] - by_mode[1]) > 0.01
+    found = sorted(float(aggregate(values, mask, mode, count=normaliser(mask, mode))) for mode in MODES)
+    assert min(b - a for a, b in itertools.pairwise(found)) > 0.01
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "sequence-mean"])
+def test_the_sum_over_a_constant_weighs_every_token_the_same(normal, ragged_mask):
+    """Dr. GRPO's mean: a token's gradient depends on the number of sequences only, not on any length."""
+    values, mask = normal(5, 7).requires_grad_(), ragged_mask(5, 7)
+    aggregate(values, mask, "sequence-sum", count=normaliser(mask, "sequence-sum") * 16).backward()
+    torch.testing.assert_close(values.grad, mask.double() / (5 * 16), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_values_per_row(mode, normal):
     values, mask = normal(4), torch.tensor([True, True, False, True])
     assert normaliser(mask, mode) == 3
     torch.testing.assert_close(aggregate(values, mask, mode, count=3), values[mask].mean())
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "sequence-mean"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), -float("inf")])
 def test_masked_values_count_for_nothing(mode, garbage, normal, ragged_mask):
     mask = ragged_mask(4, 5)
@@ -50,7 +61,7 @@ def test_masked_values_count_for_nothing(mode, garbage, normal, ragged_mask):
     assert (values.grad[~mask] == 0).all() and (values.grad[mask] != 0).all()
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "sequence-mean"])
+@pytest.mark.parametrize("mode", MODES)
 def test_an_all_masked_microbatch_gives_exactly_zero(mode):
     values = torch.full((2, 3), torch.nan, dtype=torch.float64, requires_grad=True)
     loss = aggregate(values, torch.zeros(2, 3, dtype=torch.bool), mode, count=17)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from posttrain.algorithms.kl import k1, k2, k3, penalised_rewards
+from posttrain.algorithms.kl import adapted_coef, k1, k2, k3, penalised_rewards
 
 
 @pytest.fixture
@@ -95,3 +95,19 @@ def test_a_row_without_tokens_does_not_leak_its_score():
     scores, mask = torch.tensor([torch.nan, 1.0]), torch.tensor([[False, False], [True, False]])
     rewards = penalised_rewards(scores, torch.zeros(2, 2), mask, 0.1)
     assert rewards.tolist() == [[0.0, 0.0], [1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"), [(6.0, 1.0), (60.0, 1.02), (0.0, 0.98), (6.6, 1.01), (5.4, 0.99), (7.2, 1.02), (-3.0, 0.98)]
+)
+def test_the_adaptive_coefficient(kl, factor):
+    """The error is kl / target - 1, held at 20 %; 100 samples of a horizon of 1000 take a tenth of it."""
+    assert adapted_coef(0.2, kl, target=6.0, horizon=1000, samples=100) == pytest.approx(0.2 * factor, rel=1e-12)
+
+
+def test_the_adaptive_coefficient_finds_the_target():
+    """A policy whose KL is inverse to the coefficient: the controller settles where the KL is the target."""
+    coef = 0.01
+    for _ in range(400):
+        coef = adapted_coef(coef, 0.3 / coef, target=6.0, horizon=1000, samples=100)
+    assert coef == pytest.approx(0.05, rel=1e-3)
