@@ -8,17 +8,29 @@ to a width of its own; then they compare the sum of losses, and of gradients, wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posttrain.algorithms.aggregate import aggregate, normaliser, row_sum
-from posttrain.algorithms.kl import k3
+from posttrain.algorithms.aggregate import MODES, aggregate, normaliser, row_sum, zero_masked
+from posttrain.algorithms.kl import k1, k2, k3
+from posttrain.algorithms.policy_loss.cispo import cispo
 from posttrain.algorithms.policy_loss.clipped import clipped_policy_loss
+from posttrain.algorithms.policy_loss.gspo import gspo
+from posttrain.algorithms.policy_loss.reinforce import reinforce
+from posttrain.algorithms.policy_loss.sequence_clipped import sequence_clipped
+from posttrain.algorithms.preference.bco import bco
 from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
-from posttrain.algorithms.preference.dpo import dpo_loss
-from posttrain.algorithms.preference.kto import kl_baseline, kto_loss
+from posttrain.algorithms.preference.dpop import dpop
+from posttrain.algorithms.preference.hinge import hinge
+from posttrain.algorithms.preference.ipo import ipo
+from posttrain.algorithms.preference.kto import kl_baseline, kto
+from posttrain.algorithms.preference.orpo import orpo
+from posttrain.algorithms.preference.robust import robust
+from posttrain.algorithms.preference.sigmoid import sigmoid
+from posttrain.algorithms.preference.simpo import simpo
 from posttrain.algorithms.value_loss import clipped_value_loss
 
 Batch = dict[str, Tensor]
@@ -40,54 +52,103 @@ def make_batch(normal: Callable[..., Tensor], mask: Tensor) -> Batch:
 
 
 def counts_of(batch: Batch) -> Counts:
-    return {mode: normaliser(batch["mask"], mode) for mode in ("token-mean", "sequence-mean")}
+    counts = {mode: normaliser(batch["mask"], mode) for mode in MODES}
+    return {**counts, "sequence-sum": counts["sequence-sum"] * 11}
+
+
+def share(values: Tensor, b: Batch, counts: Counts, mode: str) -> Tensor:
+    mask = b["mask"] if values.dim() == 2 else b["mask"].any(1)
+    return aggregate(values, mask, mode, count=counts[mode])
 
 
 def sft(b: Batch, counts: Counts) -> Tensor:
-    return aggregate(-b["new"], b["mask"], "token-mean", count=counts["token-mean"])
+    return share(-b["new"], b, counts, "token-mean")
 
 
-def ppo(b: Batch, counts: Counts) -> Tensor:
-    losses, _ = clipped_policy_loss(b["new"], b["old"], b["advantages"], b["mask"], 0.2, 0.2)
-    return aggregate(losses, b["mask"], "token-mean", count=counts["token-mean"])
+def policy(loss: Callable[..., Any], mode: str, kl: Callable[..., Tensor] | None = None, **settings: Any) -> Objective:
+    def objective(b: Batch, counts: Counts) -> Tensor:
+        losses, _ = loss(b["new"], b["old"], b["advantages"], b["mask"], **settings)
+        if kl is not None:
+            losses = losses + 0.1 * kl(b["new"], b["reference"], b["mask"])
+        return share(losses, b, counts, mode)
+
+    return objective
 
 
 def clip_share(b: Batch, counts: Counts) -> Tensor:
-    """A logged metric, joined to the loss so that there is a gradient to compare."""
-    losses, stats = clipped_policy_loss(b["new"], b["old"], b["advantages"], b["mask"], 0.2, 0.2)
+    """Logged metrics, joined to the loss so that there is a gradient to compare."""
+    losses, stats = clipped_policy_loss(b["new"], b["old"], b["advantages"], b["mask"], **CLIP, dual_clip=None)
     values = stats["clipped_low"] + stats["clipped_high"] + stats["ratio"] + 0 * losses
-    return aggregate(values, b["mask"], "token-mean", count=counts["token-mean"])
+    return share(values, b, counts, "token-mean")
 
 
 def critic(b: Batch, counts: Counts) -> Tensor:
-    losses = clipped_value_loss(b["new"], b["old_values"], b["returns"], b["mask"], 0.5)
-    return aggregate(losses, b["mask"], "token-mean", count=counts["token-mean"])
+    losses = clipped_value_loss(b["new"], b["old_values"], b["returns"], b["mask"], value_clip=0.5)
+    return share(losses, b, counts, "token-mean")
 
 
-def grpo(b: Batch, counts: Counts) -> Tensor:
-    losses, _ = clipped_policy_loss(b["new"], b["old"], b["advantages"], b["mask"], 0.2, 0.28)
-    losses = losses + 0.1 * k3(b["new"], b["reference"], b["mask"])
-    return aggregate(losses, b["mask"], "sequence-mean", count=counts["sequence-mean"])
+def pairs(loss: Callable[..., Any], **settings: Any) -> Objective:
+    """Two log-ratios that both hang on a row's tokens."""
+
+    def objective(b: Batch, counts: Counts) -> Tensor:
+        policy, reference = row_sum(b["new"], b["mask"]), row_sum(b["reference"], b["mask"])
+        losses, _ = loss(policy - reference, 0.5 * policy - 0.3 * reference, **settings)
+        return share(losses, b, counts, "sequence-mean")
+
+    return objective
 
 
-def dpo(b: Batch, counts: Counts) -> Tensor:
-    chosen, reference = row_sum(b["new"], b["mask"]), row_sum(b["reference"], b["mask"])
-    losses, _ = dpo_loss(chosen, 0.5 * chosen, reference, 0.3 * reference, 0.3)
-    return aggregate(losses, b["mask"].any(1), "sequence-mean", count=counts["sequence-mean"])
+def normalised_pairs(loss: Callable[..., Any], **settings: Any) -> Objective:
+    """Two means over tokens of numbers below 0, as log-probabilities without a reference are."""
+
+    def objective(b: Batch, counts: Counts) -> Tensor:
+        lengths = b["mask"].sum(1).clamp(min=1)
+        means = (-zero_masked(b[name], b["mask"]).square().sum(1) / lengths for name in ("new", "reference"))
+        losses, _ = loss(*means, **settings)
+        return share(losses, b, counts, "sequence-mean")
+
+    return objective
 
 
-def kto(b: Batch, counts: Counts) -> Tensor:
-    policy, reference = row_sum(b["new"], b["mask"]), row_sum(b["reference"], b["mask"])
-    losses, _ = kto_loss(policy, reference, b["labels"], b["z0"], 0.3, 1.2, 0.7)
-    return aggregate(losses, b["mask"].any(1), "sequence-mean", count=counts["sequence-mean"])
+def labels(loss: Callable[..., Any], **settings: Any) -> Objective:
+    def objective(b: Batch, counts: Counts) -> Tensor:
+        log_ratios = row_sum(b["new"], b["mask"]) - row_sum(b["reference"], b["mask"])
+        losses, _ = loss(log_ratios, b["labels"], b["z0"], **settings)
+        return share(losses, b, counts, "sequence-mean")
+
+    return objective
 
 
-def reward_model(b: Batch, counts: Counts) -> Tensor:
-    losses, _ = bradley_terry_loss(row_sum(b["new"], b["mask"]), row_sum(b["reference"], b["mask"]))
-    return aggregate(losses, b["mask"].any(1), "sequence-mean", count=counts["sequence-mean"])
-
-
-OBJECTIVES = [sft, ppo, clip_share, critic, grpo, dpo, kto, reward_model]
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+KTO = labels(kto, beta=0.3, desirable_weight=1.2, undesirable_weight=0.7)
+CASES: dict[str, Objective] = {
+    "sft": sft,
+    "clip_share": clip_share,
+    "critic": critic,
+    "ppo": policy(clipped_policy_loss, "token-mean", **CLIP, dual_clip=None),
+    "dual_clip": policy(clipped_policy_loss, "token-mean", **CLIP, dual_clip=1.3),
+    "dapo": policy(clipped_policy_loss, "token-mean", k2, **CLIP, dual_clip=None),
+    "grpo": policy(clipped_policy_loss, "sequence-mean", k3, **CLIP, dual_clip=None),
+    "dr_grpo": policy(clipped_policy_loss, "sequence-sum", k1, **CLIP, dual_clip=None),
+    "gspo": policy(gspo, "sequence-mean", **CLIP),
+    "gspo_by_tokens": policy(gspo, "token-mean", **CLIP),
+    "cispo": policy(cispo, "token-mean", **CLIP),
+    "rloo": policy(sequence_clipped, "sequence-mean", **CLIP),
+    "reinforce": policy(reinforce, "token-mean"),
+    "reinforce_by_sums": policy(reinforce, "sequence-sum"),
+    "dpo": pairs(sigmoid, beta=0.3, label_smoothing=0.0),
+    "cdpo": pairs(sigmoid, beta=0.3, label_smoothing=0.1),
+    "robust": pairs(robust, beta=0.3, label_smoothing=0.1),
+    "ipo": pairs(ipo, beta=0.3),
+    "hinge": pairs(hinge, beta=0.3),
+    "dpop": pairs(dpop, beta=0.3, dpop_lambda=5.0),
+    "reward_model": pairs(bradley_terry_loss),
+    "simpo": normalised_pairs(simpo, beta=2.0, target_margin=0.5),
+    "orpo": normalised_pairs(orpo, beta=0.3),
+    "kto": KTO,
+    "bco": labels(bco, beta=0.3),
+}
+each_objective = pytest.mark.parametrize("objective", CASES.values(), ids=CASES.keys())
 
 
 def part(batch: Batch, rows: list[int], extra: int, generator: torch.Generator) -> Batch:
@@ -104,7 +165,7 @@ def part(batch: Batch, rows: list[int], extra: int, generator: torch.Generator) 
     return result
 
 
-def partitions(generator: torch.Generator, number: int = 25) -> Iterator[list[list[int]]]:
+def partitions(generator: torch.Generator, number: int = 5) -> Iterator[list[list[int]]]:
     """Ways to deal the rows into micro-batches: all at once, one by one, at random; some leave parts empty."""
     yield [list(range(ROWS))]
     yield [[row] for row in range(ROWS)]
@@ -144,13 +205,13 @@ def batch(normal, ragged_mask) -> Batch:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+@each_objective
 def test_loss_and_gradient_do_not_depend_on_the_microbatches(objective, dtype, batch, generator):
     batch = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
     check_invariance(objective, batch, counts_of(batch), generator)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+@each_objective
 def test_the_check_catches_a_mean_of_means(objective, batch, generator):
     """The wrong normaliser: each micro-batch divides by its own count."""
 
@@ -172,15 +233,15 @@ def test_the_check_catches_a_baseline_per_microbatch(batch, generator):
     def own_baseline(b: Batch, counts: Counts) -> Tensor:
         used = b["mask"].any(1)
         if not used.any():
-            return kto(b, counts)
+            return KTO(b, counts)
         logps = (row_sum(b[name], b["mask"])[used].detach() for name in ("new", "old"))
-        return kto({**b, "z0": kl_baseline(*logps)}, counts)
+        return KTO({**b, "z0": kl_baseline(*logps)}, counts)
 
     with pytest.raises(AssertionError):
         check_invariance(own_baseline, batch, counts_of(batch), generator)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+@each_objective
 def test_an_all_masked_microbatch_gives_exactly_zero(objective, batch):
     counts = counts_of(batch)
     leaf = torch.full((ROWS, WIDTH), torch.nan, dtype=torch.float64, requires_grad=True)
@@ -190,7 +251,7 @@ def test_an_all_masked_microbatch_gives_exactly_zero(objective, batch):
     assert (leaf.grad == 0).all()
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+@each_objective
 def test_the_order_of_rows_does_not_matter(objective, batch, generator):
     order = torch.randperm(ROWS, generator=generator)
     shuffled = {name: value[order] if value.dim() else value for name, value in batch.items()}
@@ -198,7 +259,7 @@ def test_the_order_of_rows_does_not_matter(objective, batch, generator):
     torch.testing.assert_close(objective(batch, counts), objective(shuffled, counts), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda f: f.__name__)
+@each_objective
 def test_garbage_in_the_padding_changes_nothing(objective, batch, generator):
     counts = counts_of(batch)
     clean = batch["new"].clone().requires_grad_()

@@ -180,3 +180,14 @@ def test_best_of_n_by_loops(normal, generator):
 def test_best_of_n_never_keeps_an_excluded_sample():
     scores = torch.tensor([float("inf"), 1.0, NAN, -float("inf"), 1.0])
     assert best_of_n(scores, torch.tensor([0, 0, 1, 1, 0])).tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_neither_the_order_of_rows_nor_the_padding_matters(name, normal, ragged_mask, generator):
+    rewards, mask, groups = normal(9, 5), ragged_mask(9, 5), torch.tensor([0, 1, 2] * 3)
+    ours = ESTIMATORS[name](rewards, mask, groups)
+    order = torch.randperm(9, generator=generator)
+    torch.testing.assert_close(ESTIMATORS[name](rewards[order], mask[order], groups[order]), ours[order])
+    for sides in [(0, 2), (2, 0), (1, 3)]:
+        wide, filled = torch.nn.functional.pad(mask, sides), torch.nn.functional.pad(rewards, sides, value=NAN)
+        torch.testing.assert_close(ESTIMATORS[name](filled, wide, groups)[wide], ours[mask])
