@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from posttrain.data.tokenizer import copy_tokenizer, load_tokenizer
 from posttrain.errors import UserError
 from posttrain.model.heads import RewardModule
+from posttrain.model.lora import without_adapters
 
 SHARD = "5GB"
 # How transformers 5 keeps a tokenizer that is its tokenizer.json and nothing else; 4.x knows it by the other name.
@@ -23,14 +24,15 @@ GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 def export_model(model: PreTrainedModel, tokenizer_dir: str | Path, folder: str | Path) -> None:
     """Writes the model (in its dtype, tied weights once) and the tokenizer's files into `folder`.
 
-    The folder is made if missing. Its generation settings name the tokenizer's special tokens, whatever the base's did:
-    generation ends with the token that ended the completions in training. Its files hold no path, time or host.
+    Adapters are merged into what is written, and the model keeps them. The folder is made if missing. Its generation
+    settings name the tokenizer's special tokens, whatever the base's did: generation ends with the token that ended the
+    completions in training. Its files hold no path, time or host.
 
     Raises:
         UserError: the tokenizer's folder has no tokenizer.json.
     """
     target = Path(folder)
-    model.save_pretrained(target, max_shard_size=SHARD)
+    without_adapters(model).save_pretrained(target, max_shard_size=SHARD)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     tokenizer = load_tokenizer(Path(tokenizer_dir))
     ids = {"eos_token_id": tokenizer.eos_id, **({} if tokenizer.bos_id is None else {"bos_token_id": tokenizer.bos_id})}
