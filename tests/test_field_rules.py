@@ -52,7 +52,7 @@ RULES = """
 14. a reward that is no number leaves its sample out, counted
     trainer/test_online.py::test_samples_without_a_reward_are_left_out_and_counted
     trainer/test_online.py::test_too_many_failed_rewards_are_an_error
-    algorithms/test_advantages.py::test_excluded_samples_are_no_part_of_their_group
+    algorithms/test_outcome_advantages.py::test_excluded_samples_are_no_part_of_their_group
     stages/test_rank.py::test_scores_that_are_no_numbers_are_left_out_and_counted
 15. micro-batches change neither loss, gradient nor metrics
     trainer/test_invariance.py::test_every_split_gives_the_minibatch
@@ -62,6 +62,7 @@ RULES = """
 16. whitening is over the whole batch, also of one or no token
     algorithms/test_advantages.py::test_whitening_in_parts_with_the_batchs_moments
     algorithms/test_advantages.py::test_whitening_of_one_token_or_none_is_zero
+    algorithms/test_outcome_advantages.py::test_excluded_samples_are_no_part_of_the_whitening
     trainer/test_online.py::test_ppo_rewards_advantages_and_returns_by_hand
 17. temperature scales all logits alike and nothing else; never zero
     trainer/test_online.py::test_step_one_is_on_policy
@@ -71,8 +72,9 @@ RULES = """
 18. on-policy, step one: ratio 1, KL 0, the generator's gap is logged, dropout is off
     trainer/test_online.py::test_step_one_logs_ratio_one_no_kl_and_no_gap
     trainer/test_online.py::test_dropout_is_off_for_generator_trainer_reference_and_critic
+    algorithms/test_policy_losses.py::test_on_policy_every_gradient_is_that_of_reinforce
 19. groups of equal rewards give zero, and are counted
-    algorithms/test_advantages.py::test_equal_rewards_give_exact_zeros
+    algorithms/test_outcome_advantages.py::test_equal_scores_give_exact_zeros
     trainer/test_online.py::test_equal_groups_teach_nothing_and_are_counted
 20. cached reference log-probabilities belong to data, model and tokenizer
     trainer/test_preference.py::test_another_model_or_other_rows_have_another_cache
