@@ -12,7 +12,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from posttrain.config import schema
+from posttrain.config import runs, schema
+from posttrain.config.sections import Section
 from posttrain.errors import UserError
 
 # What each stage may read of the config, and so what makes it run again. `run` stands for one entry of `runs:`.
@@ -32,7 +33,7 @@ MAX_SHOWN = 3
 NAME_RULE = "use letters, digits, '_', '.' and '-', a letter or digit first, 64 characters at most"
 
 
-class _Intervals(schema.Section):
+class _Intervals(Section):
     """The part of `evaluation` that `compare` reads."""
 
     bootstrap: int
@@ -50,7 +51,7 @@ class Slice(BaseModel):
     reward_model: schema.RewardModel
     sample: schema.Sample
     rank: schema.Rank
-    run: schema.Run
+    run: runs.Run
     evaluation: schema.Evaluation
     flags: schema.Flags
     device: str
@@ -143,7 +144,7 @@ def json_schema() -> dict[str, Any]:
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def _run(config: schema.Config, run: str | None) -> schema.RunBase:
+def _run(config: schema.Config, run: str | None) -> runs.RunBase:
     if run not in config.runs:
         raise UserError(f"there is no run {run!r} in runs:; it has {', '.join(config.runs)}")
     return config.runs[run]
@@ -198,7 +199,7 @@ def _short(value: Any) -> str:
 
 
 def _methods() -> list[str]:
-    return [get_args(model.model_fields["method"].annotation)[0] for model in _union_members(schema.Run)]
+    return [get_args(model.model_fields["method"].annotation)[0] for model in _union_members(runs.Run)]
 
 
 def _nearest(key: str, path: list[Any], model: type[BaseModel] | None) -> str:

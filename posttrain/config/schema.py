@@ -8,33 +8,26 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[float, Field(ge=0)]
+from posttrain.config.runs import KTO, Run
+from posttrain.config.sections import (
+    AboveZero,
+    Fraction,
+    Generation,
+    Name,
+    NonNegative,
+    Positive,
+    Section,
+    Seed,
+    Smoothing,
+    Training,
+    is_set,
+)
+
 Precision = Literal["float32", "bfloat16"]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, with no unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_bool_for_number(cls, values: Any) -> Any:
-        """YAML's yes and no would become 1 and 0."""
-        for name, value in values.items() if isinstance(values, dict) else ():
-            field = cls.model_fields.get(name)
-            if isinstance(value, bool) and field is not None and field.annotation is not bool:
-                raise ValueError(f"{name} is {str(value).lower()}, where a number or a text belongs")
-        return values
-
 
 # --- data -----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +54,7 @@ class Source(Section):
             raise ValueError("give exactly one of 'file' and 'hub'")
         idle = ("hub_split",) if self.hub is None else ("format", "header")
         for name in idle:
-            if _is_set(self, name):
+            if is_set(self, name):
                 raise ValueError(f"{name} does nothing beside '{'hub' if self.hub else 'file'}'; take it out")
         return self
 
@@ -137,52 +130,32 @@ class Model(Section):
         return self.model_copy(update={"dtype": self.generation_dtype or self.dtype})
 
 
-class Generation(Section):
-    """Sampling for training and evaluation: temperature alone."""
-
-    max_new_tokens: Positive = 32
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    generation_batch: Positive = Field(64, description="sequences generated at once")
-
-
 # --- training -------------------------------------------------------------------------------------------------------
 
 
-class Training(Section):
-    """What every training stage can set."""
-
-    steps: Positive
-    learning_rate: Annotated[float, Field(gt=0)]
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    weight_decay: NonNegative = 0.0
-    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    minibatch: Positive = Field(16, description="samples of one optimiser step")
-    microbatch_tokens: Positive = Field(4096, description="tokens of one forward pass, padding included")
-    checkpoint_every: Positive = Field(10, description="steps between two checkpoints")
-    train_layers: Positive | None = Field(
-        None, description="only the last layers train, with the norm after them and a reward's or critic's head"
-    )
-
-    @model_validator(mode="after")
-    def _warm_up_ends(self) -> Training:
-        if self.warmup_steps > self.steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} is more than steps {self.steps}; lower it")
-        return self
-
-
 class SFT(Training):
-    """Supervised fine-tuning of the base on prompt and completion; the loss is on the completion."""
+    """Supervised fine-tuning of the base on prompt and completion."""
 
     steps: Positive = 100
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: AboveZero = 1e-3
+    loss_on: Literal["completion", "all"] = Field("completion", description="which tokens are learnt")
+    neftune_alpha: NonNegative = Field(0.0, description="noise on the embeddings while training; 0 is none")
+
+    @model_validator(mode="after")
+    def _noise_goes_through_all_layers(self) -> SFT:
+        if self.neftune_alpha > 0 and self.train_layers is not None:
+            raise ValueError("neftune_alpha needs all layers to train; take train_layers out, or set it to 0")
+        return self
 
 
 class RewardModel(Training):
     """Bradley-Terry reward model: a scalar head on the SFT model's trunk."""
 
     steps: Positive = 100
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    learning_rate: AboveZero = 1e-4
+    margin: bool = Field(False, description="the rewards of a pair are to differ by at least the gap of its ratings")
+    centre_coef: NonNegative = Field(0.0, description="price of a mean reward of a pair that is not zero")
+    label_smoothing: Smoothing = Field(0.0, description="share of pairs that are thought to be the wrong way round")
 
 
 class Sample(Generation):
@@ -200,97 +173,6 @@ class Rank(Section):
         0.0, description="least difference of a labelled sample from its prompt's mean"
     )
     score_batch_tokens: Positive = 8192
-
-
-class RunBase(Training):
-    """What every run of `runs:` can set."""
-
-    seed: Seed | None = Field(None, description="instead of the experiment's seed")
-    kl_budget: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="nats per sequence to the SFT model: training ends when its samples are further away"
-    )
-
-
-class KLProbe(Section):
-    """How a run that does not sample while it trains measures its distance for `kl_budget`."""
-
-    every: Positive = Field(10, description="steps between two measurements")
-    prompts: Positive = Field(32, description="training prompts that the policy completes for each, always the same")
-    max_new_tokens: Positive = 32
-
-
-class Offline(RunBase):
-    """Runs that learn from stored preferences."""
-
-    steps: Positive = 100
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    preferences: Literal["ranked", "data"] = Field("ranked", description="made by `rank`, or given in the data")
-    beta: Annotated[float, Field(gt=0)] = 0.1
-    kl_probe: KLProbe = KLProbe()
-
-    @model_validator(mode="after")
-    def _probe_has_a_budget(self) -> Offline:
-        if self.kl_budget is None and _is_set(self, "kl_probe"):
-            raise ValueError("kl_probe is for kl_budget, which this run has not; take it out or give a budget")
-        if self.kl_budget is not None and self.kl_probe.every > self.steps:
-            raise ValueError(
-                f"kl_budget is never measured: kl_probe.every is {self.kl_probe.every}, steps {self.steps}; "
-                "lower kl_probe.every"
-            )
-        return self
-
-
-class DPO(Offline):
-    """Direct preference optimisation, sigmoid loss."""
-
-    method: Literal["dpo"]
-
-
-class KTO(Offline):
-    """Kahneman-Tversky optimisation."""
-
-    method: Literal["kto"]
-    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
-    undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
-
-
-class Online(RunBase, Generation):
-    """Runs that learn from what the policy samples while it trains."""
-
-    steps: Positive = 50
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    prompts_per_step: Positive = 8
-    samples_per_prompt: Positive = 4
-    epochs: Positive = Field(1, description="passes over each step's samples")
-    kl_coef: NonNegative = 0.05
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    truncated_penalty: NonNegative = Field(0.0, description="taken from the reward of a sample cut by the length limit")
-    failed_rewards: Fraction = Field(0.5, description="share of a step's rewards that may be no finite number")
-
-
-class PPO(Online):
-    """Proximal policy optimisation with a critic; the KL penalty is part of the reward."""
-
-    method: Literal["ppo"]
-    samples_per_prompt: Positive = 1
-    prompts_per_step: Positive = 32
-    critic_learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    gamma: Annotated[float, Field(gt=0, le=1)] = 1.0
-    lam: Annotated[float, Field(ge=0, le=1)] = 0.95
-    value_clip: Annotated[float, Field(gt=0)] = 0.2
-
-
-class GRPO(Online):
-    """Group-relative policy optimisation; the KL penalty is a term of the loss."""
-
-    method: Literal["grpo"]
-    samples_per_prompt: Annotated[int, Field(ge=2)] = 8
-    scale_by_std: bool = True
-    aggregation: Literal["token-mean", "sequence-mean"] = "sequence-mean"
-
-
-Run = Annotated[Union[DPO, KTO, PPO, GRPO], Field(discriminator="method")]
 
 
 # --- the rest -------------------------------------------------------------------------------------------------------
@@ -410,11 +292,6 @@ class Config(Section):
             (rated, self.data, "data.rating_pairs", "sources of form ratings"),
             (self.resources.device == "cuda", self.resources, "resources.gpus", "resources.device: cuda"),
         ):
-            if not holds and _is_set(section, key.rpartition(".")[2]):
+            if not holds and is_set(section, key.rpartition(".")[2]):
                 raise ValueError(f"{key} is for {reader}, which this experiment has not; take it out")
         return self
-
-
-def _is_set(section: Section, name: str) -> bool:
-    """Whether a key has another value than its default; a resolved config has every key."""
-    return bool(getattr(section, name) != type(section).model_fields[name].get_default(call_default_factory=True))

@@ -8,13 +8,12 @@ compared. Hutto & Gilbert 2014, "VADER: A Parsimonious Rule-based Model for Sent
 from __future__ import annotations
 
 import math
-import sys
-import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import UserError
+from posttrain.runtime.user_code import short, user_function
 
 VADER = "vader"
 KEY = "evaluation.judge"
@@ -39,7 +38,7 @@ def open_judge(judge: str, file: Path | None) -> Judge:
     Raises:
         UserError: it cannot be imported, or the file has no such function.
     """
-    return _vader() if file is None else _UserJudge(judge, _function(judge, file))
+    return _vader() if file is None else _UserJudge(judge, user_function(KEY, judge, file))
 
 
 def _vader() -> Judge:
@@ -55,23 +54,6 @@ def _vader() -> Judge:
     return score
 
 
-def _function(judge: str, file: Path) -> Callable[..., Any]:
-    """Compiled from the file's own bytes: a cached byte code may be older than what the stage key was made from."""
-    name = judge.rpartition(":")[2]
-    module = types.ModuleType("judge_of_the_user")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # where dataclasses look their own module up
-    try:
-        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:  # a script that exits would end the stage as if it had succeeded
-        raise UserError(f"{KEY}: {judge}: {file} cannot be imported ({_short(error)}); mend it") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UserError(f"{KEY}: {judge}: {file} has no function {name}; define it there, or name another")
-    found: Callable[..., Any] = function
-    return found
-
-
 class _UserJudge:
     """Calls the user's function and checks what it returns."""
 
@@ -83,7 +65,7 @@ class _UserJudge:
         try:
             found = self.function(list(prompts), list(completions))
         except (Exception, SystemExit) as error:
-            raise UserError(f"{KEY}: {self.judge} raised {_short(error)}; mend the function") from error
+            raise UserError(f"{KEY}: {self.judge} raised {short(error)}; mend the function") from error
         try:
             if isinstance(found, (str, bytes)):  # its characters may be digits
                 raise TypeError
@@ -99,11 +81,6 @@ class _UserJudge:
 
     def _fault(self, returned: str) -> UserError:
         return UserError(f"{KEY}: {self.judge} returned {returned}; return one finite number for each completion")
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:200] if text else type(error).__name__
 
 
 def _show(value: object) -> str:

@@ -1,8 +1,8 @@
 """The code slice: a digest of the modules that a stage reaches, by static analysis, without importing any of them.
 
-What counts: imports anywhere in a module, also inside functions; the `__init__` of every package on the way; where a
-method is given, the modules named by its entry in the registry ("module:function"). What does not: imports under
-TYPE_CHECKING; and the modules in APART.
+What counts: imports anywhere in a module, also inside functions; the `__init__` of every package on the way; modules of
+the parts ("module:function") that a run is made of. What does not: imports under TYPE_CHECKING; and the modules in
+APART.
 """
 
 from __future__ import annotations
@@ -10,44 +10,41 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from posttrain.provenance.digests import text_digest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "posttrain"
-REGISTRY = "posttrain.algorithms.registry"
 # The command line, which decides nothing of a stage's outputs.
 COMMAND_LINE = frozenset(
     {"posttrain.__main__", "posttrain.cli", "posttrain.platforms.policy", "posttrain.runtime.signals"}
 )
 # Tables and schemas: only the part that a stage is given matters, and that part is in the stage key itself, as the
-# slice of the config and as the method's resolved entry.
-DATA = frozenset({REGISTRY, "posttrain.config", "posttrain.config.load", "posttrain.config.schema"})
+# slice of the config and as the run's resolved parts.
+DATA = frozenset(
+    {"posttrain.config", *(f"posttrain.config.{name}" for name in ("load", "registry", "runs", "schema", "sections"))}
+)
 APART = COMMAND_LINE | DATA
 _REFERENCE = re.compile(rf"{PACKAGE}(\.\w+)+:\w+")
 
 
 @dataclass(frozen=True)
 class Slice:
-    """`digest` of the files behind `modules` (name -> path) and of the method's entry."""
+    """`digest` of the files behind `modules` (name -> path) and of the run's parts."""
 
     digest: str
     modules: dict[str, Path]
 
 
-def code_slice(stage: str, method: str | None = None, root: Path = ROOT) -> Slice:
-    """The slice of `stage`, for post_train with the method of its run. `root` holds the package's folder.
-
-    Raises KeyError for an unknown method.
-    """
-    entry = _registry_entry(method) if method else {}
+def code_slice(stage: str, parts: Mapping[str, str] | None = None, root: Path = ROOT) -> Slice:
+    """The slice of `stage`, for post_train with the parts of its run: `registry.entries`. `root` holds the package."""
+    entry = dict(parts or {})
     starts = [f"{PACKAGE}.stages.{stage}", f"{PACKAGE}.stages.runner", *_references(json.dumps(entry))]
     modules = _reach(starts, root)
     digests = {name: _parse(path, path.stat().st_mtime_ns, root)[0] for name, path in modules.items()}
@@ -59,11 +56,6 @@ def strangers(found: Slice) -> list[str]:
     """Modules of ours that this process has imported although they are outside the slice."""
     ours = {name for name in sys.modules if name.split(".")[0] == PACKAGE}
     return sorted(ours - set(found.modules) - APART)
-
-
-def _registry_entry(method: str) -> dict[str, object]:
-    """The registry is torch-free and imports no method, so it is simply read."""
-    return asdict(importlib.import_module(REGISTRY).METHODS[method])
 
 
 def _references(text: str) -> list[str]:

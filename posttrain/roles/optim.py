@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from posttrain.config.schema import Training
+from posttrain.config.sections import Training
 
 
 def learning_rate(settings: Training, base: float, step: int) -> float:

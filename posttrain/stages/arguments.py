@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from posttrain.config.registry import METHODS
 from posttrain.config.schema import Config
 from posttrain.errors import UserError
 from posttrain.provenance.manifest import MANIFEST, Manifest
@@ -15,7 +16,7 @@ RUN_FILE = "run.json"
 BASELINE = "sft"
 NESTED = ("post_train", "evaluate")  # one output per run, two levels below the experiment's folder
 
-# The stage whose folder an input is; `raw` and `judge` are files.
+# The stage whose folder an input is; `raw`, `judge` and functions of the user's own are files.
 MAKERS = {
     "raw": None,
     "model": "fetch_model",
@@ -26,6 +27,7 @@ MAKERS = {
     "preferences": "rank",
     "post": "post_train",
     "judge": None,
+    **dict.fromkeys({key for method in METHODS.values() for key in method.choices}),
 }
 COMPARED = {"eval-": "evaluate", "run-": "post_train"}  # with the name of a run
 

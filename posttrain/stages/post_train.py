@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from posttrain.algorithms.registry import METHODS, resolve
+from posttrain.config.registry import entries, resolve
 from posttrain.model.export import export_model
+from posttrain.trainer.parts import parts_of
 from posttrain.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 def run(stage: Stage) -> None:
     """Builds the method's job from its parts, trains, exports the policy."""
     settings = stage.config.run
-    method = METHODS[settings.method]
-    parts = {name: resolve(entry) for name, entry in method.parts.items()}
-    job = resolve(method.trainer)(stage, parts)
+    job = resolve(entries(settings)["job"])(stage, parts_of(settings, stage.inputs))
     Trainer(stage, settings, job).run()
     export_model(job.actor.model, stage.inputs["sft"] / "model", stage.out / "model")

@@ -21,6 +21,7 @@ from typing import Any
 
 from posttrain.checkpoint.publish import publish, repair, work_folder, write_atomic
 from posttrain.config.load import Slice, resolved_yaml, stage_slice
+from posttrain.config.registry import entries
 from posttrain.config.schema import Config
 from posttrain.errors import Interrupted, UserError
 from posttrain.platforms.locks import held
@@ -155,7 +156,7 @@ def _gather(job: Job) -> _Facts:
     if "raw" in job.inputs:
         verify_data(job.inputs["raw"], Path(config.data.path), cache)
     cache.save()
-    code = code_slice.code_slice(job.stage, config.run.method if job.stage == "post_train" else None)
+    code = code_slice.code_slice(job.stage, entries(config.run) if job.stage == "post_train" else None)
     image = images.current_image()
     return _Facts(
         slice=config,

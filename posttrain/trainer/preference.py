@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from posttrain.checkpoint.shards import Shards
-from posttrain.config.schema import Offline
+from posttrain.config.runs import Offline
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.model.batch import Row
 from posttrain.model.load import load_causal_lm
@@ -24,11 +24,11 @@ from posttrain.trainer.context import Context
 from posttrain.trainer.distance import Probe, over_budget
 from posttrain.trainer.frozen import keep_frozen
 from posttrain.trainer.order import Order, data_digest
+from posttrain.trainer.parts import Parts
 from posttrain.trainer.progress import ProgressReport
 from posttrain.trainer.rows import read_rows
 from posttrain.trainer.trainer import Job
 
-Parts = Mapping[str, Callable[..., Any]]
 REFERENCE_ROWS = 256
 
 
@@ -44,7 +44,8 @@ class PreferenceJob(Job):
         self.settings: Offline = context.config.run
         folder = context.inputs["sft"] / "model"
         self.forward = Forward(load_tokenizer(folder).pad_id, self.settings.microbatch_tokens, context.device)
-        self.actor = Actor(load_causal_lm(folder, context.config.model, context.device), self.settings, self.forward)
+        model = load_causal_lm(folder, context.config.model, context.device)
+        self.actor = Actor(model, self.settings, self.forward, context.seed)
         self.learners = {"actor": self.actor.learner}
         budgeted = self.settings.kl_budget is not None
         self.probe = Probe(context, self.settings, self.actor) if budgeted else None
@@ -66,14 +67,18 @@ class PreferenceJob(Job):
         source = "preferences" if self.settings.preferences == "ranked" else "data"
         return read_rows(self.context.inputs[source] / f"{table}.parquet", "train", completions, self.actor.model)
 
-    def begin(self, total: int, rows: Sequence[Row]) -> Tensor:
-        """Sets up the order of `total` samples; returns the reference's sums for all `rows` [N], nats."""
+    def begin(self, total: int, rows: Sequence[Row]) -> None:
+        """Sets up the order of `total` samples, and keeps the work of frozen layers for all `rows`."""
         self.order = Order(self.context.seed, total, self.settings.minibatch)
-        self.data = data_digest(rows)
+        self.all_rows, self.data = rows, data_digest(rows)
         model = self.actor.model
         self.forward = keep_frozen(self.context, self.forward, model, self.actor.frozen_layers, rows)
         self.actor.forward = self.forward
-        return reference_log_probs(self.context, Reference(model, self.forward), rows, self.data)
+
+    def reference_sums(self) -> Tensor:
+        """The reference's log-probability of each whole completion that `begin` was given, [N], nats."""
+        reference = Reference(self.actor.model, self.forward)
+        return reference_log_probs(self.context, reference, self.all_rows, self.data)
 
 
 def reference_log_probs(context: Context, reference: Reference, rows: Sequence[Row], data: str) -> Tensor:

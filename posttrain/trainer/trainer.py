@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from posttrain.checkpoint.store import Checkpoints
-from posttrain.config.schema import Training
+from posttrain.config.sections import Training
 from posttrain.errors import Interrupted, UserError
 from posttrain.roles.learner import Learner, Metrics
 from posttrain.runtime.seeds import derive, seed_all

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
-from posttrain.algorithms.registry import METHODS
 from posttrain.cli import STAGES
 from posttrain.config.load import SECTIONS
+from posttrain.config.registry import METHODS, entries
 from posttrain.errors import UserError
 from posttrain.evaluation.judge import judge_file, open_judge
 from posttrain.provenance.code_slice import ROOT, code_slice
+from tests.config.sections import run_of
 
 SENTENCES = ["The film is great!", "A dull, terrible mess.", "It was not good.", "the the the", ""]
 
@@ -119,7 +120,7 @@ TRAINING += [("post_train", method) for method in METHODS]
 
 def sightings(stage: str, method: str | None, root: Path = ROOT) -> list[str]:
     """Modules of a stage's slice that are the judge, or that name its package at any place."""
-    modules = code_slice(stage, method, root).modules
+    modules = code_slice(stage, entries(run_of(method)) if method else {}, root).modules
     judge = "posttrain.evaluation.judge"
     return [name for name, path in modules.items() if name == judge or "vaderSentiment" in path.read_text()]
 

@@ -6,13 +6,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from posttrain.algorithms.registry import METHODS
 from posttrain.cli import STAGES
+from posttrain.config.registry import METHODS, entries
 from posttrain.provenance import code_slice as module
 from posttrain.provenance.code_slice import ROOT, code_slice, strangers
+from tests.config.sections import run_of
 
 PACKAGE = {
     "__init__.py": "",
@@ -104,7 +106,11 @@ def test_a_new_module_that_an_import_finds_counts(root: Path) -> None:
 
 
 def files(stage: str, method: str | None = None) -> set[str]:
-    return set(code_slice(stage, method).modules)
+    return set(code_slice(stage, parts(method)).modules)
+
+
+def parts(method: str | None, **settings: Any) -> dict[str, str]:
+    return entries(run_of(method, **settings)) if method else {}
 
 
 def test_a_methods_files_are_in_its_own_runs_only() -> None:
@@ -118,17 +124,14 @@ def test_a_methods_files_are_in_its_own_runs_only() -> None:
     assert "posttrain.algorithms.advantages.gae" not in files("post_train", "grpo")
 
 
-def test_the_registry_counts_by_the_methods_entry(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any(module.REGISTRY in files("post_train", method) for method in METHODS)
-    before = {method: code_slice("post_train", method).digest for method in METHODS}
-    entry = METHODS["ppo"]
-    monkeypatch.setitem(
-        METHODS, "ppo", type(entry)(entry.kind, entry.trainer, {**entry.parts, "kl": "posttrain.algorithms.kl:k2"})
-    )
-    after = {method: code_slice("post_train", method).digest for method in METHODS}
-    assert {method for method in METHODS if before[method] != after[method]} == {"ppo"}
-    with pytest.raises(KeyError):
-        code_slice("post_train", "no such method")
+def test_the_registry_counts_by_what_a_run_chooses() -> None:
+    assert not any(name.startswith("posttrain.config.") for method in METHODS for name in files("post_train", method))
+    digests = {
+        loss: code_slice("post_train", parts("grpo", policy_loss=loss)) for loss in ("clipped", "gspo", "mine.py:loss")
+    }
+    assert len({found.digest for found in digests.values()}) == 3
+    assert "posttrain.algorithms.policy_loss.gspo" in digests["gspo"].modules
+    assert "posttrain.algorithms.policy_loss.gspo" not in digests["clipped"].modules
 
 
 def test_no_stage_holds_the_command_line_or_another_stage() -> None:
@@ -148,10 +151,12 @@ def ask(stage, method):
     from posttrain.provenance.code_slice import code_slice, strangers
     importlib.import_module("posttrain.stages." + stage)
     if method:
-        from posttrain.algorithms.registry import METHODS, resolve
-        for name in (METHODS[method].trainer, *METHODS[method].parts.values()):
-            resolve(name)
-    print(stage, method, strangers(code_slice(stage, method)), flush=True)
+        from posttrain.config.registry import entries, resolve
+        from tests.config.sections import run_of
+        for entry in entries(run_of(method)).values():
+            resolve(entry)
+    parts = entries(run_of(method)) if method else {}
+    print(stage, method, strangers(code_slice(stage, parts)), flush=True)
 
 for case in sys.argv[1:]:
     if os.fork() == 0:
@@ -179,9 +184,12 @@ def test_all_slices_are_quick_and_need_no_torch() -> None:
     code = """
 import time; start = time.process_time()
 from posttrain.provenance.code_slice import code_slice
-from posttrain.algorithms.registry import METHODS
+from posttrain.config.registry import entries
+from tests.config.sections import run_of
 for stage in ("prepare", "sft", "reward_model", "sample", "rank", "evaluate", "compare"): code_slice(stage)
-for method in METHODS: code_slice("post_train", method)
+runs = [run_of(method) for method in ('ppo', 'grpo', 'dpo', 'kto')]
+start = time.process_time()
+for run in runs: code_slice("post_train", entries(run))
 import sys
 print(time.process_time() - start, "torch" in sys.modules)
 """

@@ -18,7 +18,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from posttrain.config.schema import SFT, Model, Rank, RewardModel, Run, Sample
+from posttrain.config.runs import Run
+from posttrain.config.schema import SFT, Model, Rank, RewardModel, Sample
 from posttrain.data.tables import LABELS, PAIRS, PROMPTS, SAMPLES, write_table
 from posttrain.data.tables import SFT as SFT_TABLE
 from posttrain.errors import Interrupted

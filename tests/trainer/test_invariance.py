@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from posttrain.algorithms.registry import METHODS, resolve
 from posttrain.roles.learner import Learner
 from posttrain.rollout.buffer import Sample
 from posttrain.trainer.online import OnlineJob
@@ -131,8 +130,8 @@ def mean_of_means(values, mask, mode="token-mean", *, count):
         ("reward_model", "posttrain.trainer.metrics"),
         ("dpo", "posttrain.trainer.metrics"),
         ("kto", "posttrain.trainer.metrics"),
-        ("grpo", "posttrain.trainer.online"),
-        ("ppo", "posttrain.trainer.online"),
+        ("grpo", "posttrain.trainer.policy_gradient"),
+        ("ppo", "posttrain.trainer.policy_gradient"),
         ("ppo", "posttrain.trainer.objectives.actor_critic"),
     ],
 )
@@ -177,10 +176,3 @@ def test_an_all_masked_micro_batch_of_online_training_changes_nothing(kind, worl
     for seen in found:
         seen.metrics.pop("rollout/equal_groups", None)
     check_same(*found)
-
-
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_part_of_every_method_resolves(method):
-    entry = METHODS[method]
-    for name in (entry.trainer, *entry.parts.values()):
-        assert callable(resolve(name))

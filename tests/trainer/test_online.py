@@ -6,18 +6,18 @@ from itertools import chain
 import pytest
 import torch
 
-from posttrain.algorithms.registry import METHODS, resolve
+from posttrain.config.registry import entries, resolve
 from posttrain.config.schema import Model
 from posttrain.errors import UserError
 from posttrain.model.batch import collate
 from posttrain.model.load import load_causal_lm
+from posttrain.trainer.parts import parts_of
 from tests.trainer.harness import EOS, make_stage, make_world, run_stage
 
 
 def job_of(kind, world, place, **overrides):
-    method = METHODS[kind]
-    parts = {name: resolve(entry) for name, entry in method.parts.items()}
-    return resolve(method.trainer)(make_stage(kind, world, place, **overrides), parts)
+    stage = make_stage(kind, world, place, **overrides)
+    return resolve(entries(stage.config.run)["job"])(stage, parts_of(stage.config.run, {}))
 
 
 def samples_of(job, step=1):

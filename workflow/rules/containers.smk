@@ -51,8 +51,9 @@ def binds():
         yield outside(STORE.database).parent, "rw"
     for path in sorted(cache_folders(EXPERIMENT.data.path)):
         yield path, "ro"
-    if JUDGE and outside(JUDGE):
-        yield outside(JUDGE), "ro"
+    for path in [*filter(None, [JUDGE]), *(path for files in OWN_FILES.values() for path in files.values())]:
+        if outside(path):
+            yield outside(path), "ro"
 
 
 def container_arguments():

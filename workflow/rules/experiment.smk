@@ -3,7 +3,9 @@ import hashlib
 import json
 import re
 
+from posttrain.config.files import check_user_files
 from posttrain.config.load import parse_config, read_yaml, resolved_yaml, stage_slice
+from posttrain.config.registry import entries, user_files
 from posttrain.evaluation.judge import judge_file
 from posttrain.platforms.locks import life_line
 from posttrain.provenance.code_slice import code_slice
@@ -63,6 +65,9 @@ DATA_STATE = or_stop(data_state, EXPERIMENT.data.path)
 MODEL_SOURCE = or_stop(source_digest, EXPERIMENT.model.base, DigestCache(RESULTS / ".state" / "sources.json"))
 JUDGE = or_stop(judge_file, EXPERIMENT.evaluation.judge)
 JUDGE_HOLDS = file_digest(JUDGE) if JUDGE else ""
+for name, run in RUNS.items():
+    or_stop(check_user_files, name, run)
+OWN_FILES = {name: user_files(run) for name, run in RUNS.items()}
 
 
 @functools.cache
@@ -81,8 +86,8 @@ def settings(stage, run=None):
 
 
 @functools.cache
-def code_digest(stage, method=None):
-    return code_slice(stage, method).digest[:12]
+def code_digest(stage, run=None):
+    return code_slice(stage, entries(RUNS[run]) if run else None).digest[:12]
 
 
 def triggers(stage, image=True):
@@ -103,7 +108,7 @@ def triggers(stage, image=True):
 
     def code(wildcards):
         run = getattr(wildcards, "run", None)
-        return f"code: {code_digest(stage, RUNS[run].method if run else None)}"
+        return f"code: {code_digest(stage, run)}"
 
     keys = (key for run in runs for key in settings(stage, run))
     where = {"image": image_param} if image else {}
@@ -127,6 +132,17 @@ def teachers(wildcards):
         return {}
     name = "preferences" if hasattr(run, "preferences") else "reward_model"
     return {name: RESULTS / name / "manifest.json"}
+
+
+def own_files(wildcards):
+    """Return the files of the user's own that the run calls. Their content makes it run again: a time stamp does not."""
+    return {key: ancient(outside(path) or path) for key, path in OWN_FILES[wildcards.run].items()}
+
+
+def own_code(wildcards):
+    """Return what these files hold."""
+    held = {key: file_digest(path)[:12] for key, path in OWN_FILES[wildcards.run].items()}
+    return f"own files hold: {', '.join(f'{key} {digest}' for key, digest in held.items())}"
 
 
 def evaluated_run(wildcards):

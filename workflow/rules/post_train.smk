@@ -1,6 +1,7 @@
 rule post_train:
     input:
         unpack(teachers),
+        unpack(own_files),
         data=RESULTS / "data" / "manifest.json",
         sft=RESULTS / "sft" / "manifest.json",
         tracking=TRACKING,
@@ -19,6 +20,7 @@ rule post_train:
         mem_mb=MEMORY,
     params:
         **triggers("post_train"),
+        own=own_code,
         arguments=arguments,
     message:
         "post_train {wildcards.run}: train from the SFT model"

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.aggregate import aggregate, normaliser
-from posttrain.algorithms.kl import penalised_rewards
 from posttrain.algorithms.whiten import whiten
-from posttrain.config.schema import PPO
+from posttrain.config.runs import PPO
 from posttrain.model.heads import ValueModule
 from posttrain.model.load import load_reward_module
 from posttrain.roles.actor import TokenLoss
@@ -19,8 +18,10 @@ from posttrain.roles.critic import Critic
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.rollout.buffer import Sample
 from posttrain.trainer.context import Context
+from posttrain.trainer.experience import Experience
 from posttrain.trainer.metrics import mean_metrics
-from posttrain.trainer.online import Experience, OnlineJob, Parts
+from posttrain.trainer.parts import Parts
+from posttrain.trainer.policy_gradient import PolicyGradient
 
 
 @dataclass(kw_only=True)
@@ -31,13 +32,13 @@ class ValuedExperience(Experience):
     returns: Tensor
 
 
-class ActorCritic(OnlineJob):
-    """The KL penalty is part of each token's reward; advantages are whitened over all tokens of the step.
+class ActorCritic(PolicyGradient):
+    """Advantages are whitened over all tokens of the step.
 
     The critic begins as a copy of the reward model, trunk and head (arXiv:2203.02155 section C.4).
 
-    parts: `kl` (log_probs, reference, mask) -> [B, R]; `advantages` (rewards, values, mask, gamma, lam) -> (advantages,
-    returns); `policy_loss`; `value_loss` (values, old values, returns, mask, clip) -> [B, R].
+    parts: also `gae` (rewards, values, mask) -> (advantages, returns), all [N, R]; `value_loss` (values, old values,
+    returns, mask) -> losses, all [b, R].
     """
 
     settings: PPO
@@ -46,28 +47,22 @@ class ActorCritic(OnlineJob):
         super().__init__(context, parts)
         folder = context.inputs["reward_model"] / "model"
         module = ValueModule.from_reward(load_reward_module(folder, context.config.model, context.device))
-        self.critic = Critic(module, self.settings, self.settings.critic_learning_rate, self.forward_of(module))
+        rate, forward = self.settings.critic_learning_rate, self.forward_of(module)
+        self.critic = Critic(module, self.settings, rate, forward, context.seed)
         self.learners = {"actor": self.actor.learner, "critic": self.critic.learner}
 
     def estimate(self, samples: Sequence[Sample]) -> ValuedExperience:
         """Rewards per token, values, advantages and returns."""
-        base = self.tensors(samples)
-        mask, old = base.mask, None
-        if base.reference is not None or not self.one_update(base.rows):
-            old = self.actor.log_probs(base.rows)
-        kl = torch.zeros_like(base.sampled)
-        if old is not None and base.reference is not None:
-            kl = self.parts["kl"](old, base.reference, mask)
-        rewards = penalised_rewards(base.scores, kl, mask, self.settings.kl_coef)
+        base = self.prepared(self.tensors(samples))
         values = self.critic.values(base.rows)
-        advantages, returns = self.parts["advantages"](rewards, values, mask, self.settings.gamma, self.settings.lam)
-        fixed = {**vars(base), "old": old, "advantages": whiten(advantages, mask)}
+        advantages, returns = self.parts["gae"](self.rewards(base), values, base.mask)
+        fixed = {**vars(base), "advantages": whiten(advantages, base.mask)}
         return ValuedExperience(**fixed, values=values, returns=returns)
 
     def update(self, experience: Experience, step: int) -> Metrics:
         """The critic's optimiser steps, then the policy's."""
         assert isinstance(experience, ValuedExperience)
-        return {**self.update_critic(experience, step), **self.update_actor(experience, step, "token-mean", 0.0)}
+        return {**self.update_critic(experience, step), **super().update(experience, step)}
 
     def update_critic(self, experience: ValuedExperience, step: int) -> Metrics:
         """The clipped value loss, a mean over tokens."""
@@ -85,7 +80,7 @@ class ActorCritic(OnlineJob):
 
         def loss(index: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
             old, returns = (v[chosen[index], : mask.shape[1]] for v in (experience.values, experience.returns))
-            losses = self.parts["value_loss"](values, old, returns, mask, self.settings.value_clip)
+            losses = self.parts["value_loss"](values, old, returns, mask)
             return aggregate(losses, mask, "token-mean", count=count), {}
 
         return loss

@@ -1,66 +1,115 @@
-"""Methods that learn from completions labelled good or bad: KTO."""
+"""Methods that learn from completions labelled good or bad: KTO and BCO."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posttrain.algorithms.aggregate import row_sum
-from posttrain.config.schema import KTO
 from posttrain.model.batch import Row
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
 from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
-from posttrain.trainer.preference import Parts, PreferenceJob
+from posttrain.trainer.parts import Parts
+from posttrain.trainer.preference import PreferenceJob
 
 
 class Labels(PreferenceJob):
-    """A minibatch is `minibatch` labelled completions; their KL baseline comes from mismatched ones, without gradient.
+    """A minibatch is `minibatch` labelled completions, and all of them are measured from one baseline.
 
-    parts: `kl_baseline` (policy_logps, ref_logps) -> z0, of the whole minibatch; `loss` (policy_logps, ref_logps,
-    labels, z0, beta, desirable_weight, undesirable_weight) -> (losses [B], statistics [B]).
+    parts: `loss` (log_ratios [b], labels [b], baseline) -> (losses [b], statistics [b]).
     """
-
-    settings: KTO
 
     def __init__(self, context: Context, parts: Parts) -> None:
         super().__init__(context, parts)
         found = self.rows_of("labels", ("completion_ids",))
         self.rows: list[Row] = [(row["prompt_ids"], row["completion_ids"]) for row in found]
-        self.mismatched = mismatch(self.rows)
         self.labels = torch.tensor([bool(row["label"]) for row in found], device=context.device)
         desirable = int(self.labels.sum())
         context.log.info("%d desirable and %d undesirable completions", desirable, len(self.rows) - desirable)
-        reference = self.begin(len(self.rows), [*self.rows, *self.mismatched])
-        self.reference, self.mismatched_reference = reference.split(len(self.rows))
+        self.begin(len(self.rows), [*self.rows, *self.further_rows()])
+        self.reference = self.reference_sums()
+
+    def further_rows(self) -> Sequence[Row]:
+        """Rows that the baseline needs; the reference's log-probabilities of these stand behind those of the data."""
+        return ()
+
+    @abstractmethod
+    def baseline(self, numbers: Sequence[int]) -> Tensor:
+        """The baseline of a minibatch, a scalar without gradient."""
 
     def train_step(self, step: int) -> tuple[Metrics, int]:
-        """One pass over the mismatched completions without gradient, then one optimiser step."""
+        """One optimiser step."""
         numbers = self.order.rows(step)
         units = [(self.rows[i],) for i in numbers]
-        others = [self.mismatched[i] for i in numbers]
-        baseline = self.parts["kl_baseline"](self.actor.log_probs(others).sum(-1), self.mismatched_reference[numbers])
-        labels, reference = self.labels[numbers], self.reference[numbers]
+        labels, reference, baseline = self.labels[numbers], self.reference[numbers], self.baseline(numbers)
 
         def loss(index: Tensor, log_probs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
-            losses, stats = self.parts["loss"](
-                row_sum(log_probs, mask),
-                reference[index],
-                labels[index],
-                baseline,
-                self.settings.beta,
-                self.settings.desirable_weight,
-                self.settings.undesirable_weight,
-            )
+            ratios = row_sum(log_probs, mask) - reference[index]
+            losses, stats = self.parts["loss"](ratios, labels[index], baseline)
             means = {name: row_mean(values, len(units)) for name, values in stats.items()}
             return row_mean(losses, len(units)), means
 
         metrics = self.actor.update(units, loss, step)
-        desirable = float(labels.float().mean())
-        extra = {"kl_baseline": float(baseline), "desirable": desirable}
-        return train_metrics({**metrics, **extra}), tokens_of(units) + tokens_of([others])
+        extra = {"baseline": float(baseline), "desirable": float(labels.float().mean())}
+        return train_metrics({**metrics, **extra}), tokens_of(units)
+
+
+class KTOLabels(Labels):
+    """The baseline is an estimate of the KL to the reference, from mismatched rows, with a pass of their own.
+
+    parts: also `kl_baseline` (policy_logps [n], ref_logps [n]) -> z0, of the whole minibatch.
+    """
+
+    def further_rows(self) -> Sequence[Row]:
+        """Each prompt with another's completion."""
+        self.mismatched = mismatch(self.rows)
+        return self.mismatched
+
+    def baseline(self, numbers: Sequence[int]) -> Tensor:
+        """z0, from one pass over the minibatch's mismatched rows."""
+        policy = self.actor.log_probs([self.mismatched[i] for i in numbers]).sum(-1)
+        z0: Tensor = self.parts["kl_baseline"](policy, self.reference[[len(self.rows) + i for i in numbers]])
+        return z0
+
+    def train_step(self, step: int) -> tuple[Metrics, int]:
+        """One optimiser step; the pass over the mismatched rows is work too."""
+        metrics, tokens = super().train_step(step)
+        return metrics, tokens + tokens_of([[self.mismatched[i] for i in self.order.rows(step)]])
+
+
+class BCOLabels(Labels):
+    """The baseline is the mean of all rewards of the minibatches before this one: it needs no pass of its own.
+
+    parts: also `running_shift` (shift, seen, reward, rows) -> the shift after another minibatch.
+    """
+
+    shift: float = 0.0
+    seen: int = 0
+
+    def baseline(self, numbers: Sequence[int]) -> Tensor:
+        """The reward shift so far."""
+        return torch.tensor(self.shift, device=self.labels.device)
+
+    def train_step(self, step: int) -> tuple[Metrics, int]:
+        """One optimiser step; its rewards move the shift of the next."""
+        metrics, tokens = super().train_step(step)
+        rows = self.order.minibatch
+        self.shift = self.parts["running_shift"](self.shift, self.seen, metrics["train/reward"], rows)
+        self.seen += rows
+        return metrics, tokens
+
+    def counters(self) -> dict[str, Any]:
+        """The shift and the rows behind it."""
+        return {"shift": self.shift, "seen": self.seen}
+
+    def restored(self, counters: Mapping[str, Any]) -> None:
+        """Takes them back."""
+        self.shift, self.seen = counters["shift"], counters["seen"]
 
 
 def mismatch(rows: Sequence[Row]) -> list[Row]:

@@ -1,21 +1,23 @@
-"""Methods that learn from pairs (chosen, rejected): DPO."""
+"""Methods that learn from stored pairs (chosen, rejected): DPO and its kin."""
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from posttrain.algorithms.aggregate import row_sum
-from posttrain.roles.learner import Metrics, Stats
+from posttrain.config.runs import PairRun
+from posttrain.roles.learner import Metrics
 from posttrain.trainer.context import Context
-from posttrain.trainer.metrics import row_mean, tokens_of, train_metrics
-from posttrain.trainer.preference import Parts, PreferenceJob
+from posttrain.trainer.metrics import tokens_of, train_metrics
+from posttrain.trainer.pair_loss import pair_loss
+from posttrain.trainer.parts import Parts
+from posttrain.trainer.preference import PreferenceJob
 
 
 class Pairs(PreferenceJob):
     """A minibatch is `minibatch` pairs; the two completions of a pair go through one forward pass together.
 
-    parts: `loss` (policy_chosen, policy_rejected, ref_chosen, ref_rejected, beta) -> (losses [B], statistics [B]).
+    parts: `loss` (chosen [b], rejected [b]) -> (losses [b], statistics [b]).
     """
+
+    settings: PairRun
 
     def __init__(self, context: Context, parts: Parts) -> None:
         super().__init__(context, parts)
@@ -24,19 +26,13 @@ class Pairs(PreferenceJob):
             ((row["prompt_ids"], row["chosen_ids"]), (row["prompt_ids"], row["rejected_ids"])) for row in rows
         ]
         context.log.info("%d pairs to train on", len(self.pairs))
-        self.reference = self.begin(len(self.pairs), [row for pair in self.pairs for row in pair]).view(-1, 2)
+        self.begin(len(self.pairs), [row for pair in self.pairs for row in pair])
+        self.reference = None if self.settings.reference_free else self.reference_sums().view(-1, 2)
 
     def train_step(self, step: int) -> tuple[Metrics, int]:
         """One optimiser step."""
         numbers = self.order.rows(step)
         units = [self.pairs[i] for i in numbers]
-        reference = self.reference[numbers]
-
-        def loss(index: Tensor, log_probs: Tensor, mask: Tensor) -> tuple[Tensor, Stats]:
-            policy = row_sum(log_probs, mask).view(-1, 2)
-            fixed = reference[index]
-            losses, stats = self.parts["loss"](policy[:, 0], policy[:, 1], fixed[:, 0], fixed[:, 1], self.settings.beta)
-            means = {name: row_mean(values, len(units)) for name, values in stats.items()}
-            return row_mean(losses, len(units)), means
-
+        reference = None if self.reference is None else self.reference[numbers]
+        loss = pair_loss(self.parts["loss"], self.settings, units, reference)
         return train_metrics(self.actor.update(units, loss, step)), tokens_of(units)
