@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.tokenizer import load_tokenizer
-from posttrain.evaluation import statistics
+from posttrain.errors import UserError
+from posttrain.evaluation import calibration, statistics
 from posttrain.evaluation.statistics import Estimate, write_estimates
 from posttrain.model.export import export_reward_module
 from posttrain.model.heads import RewardModule
-from posttrain.model.layers import train_last
 from posttrain.model.load import load_causal_lm
 from posttrain.roles.batches import Forward, Unit
+from posttrain.roles.learner import let_train
 from posttrain.runtime.seeds import derive
 from posttrain.trainer.comparison import RewardPairs
 from posttrain.trainer.frozen import keep_frozen
@@ -36,15 +37,16 @@ def run(stage: Stage) -> None:
     settings = stage.config.reward_model
     folder = stage.inputs["sft"] / "model"
     model = load_causal_lm(folder, stage.config.model, stage.device)
-    pairs = read_pairs(stage, "train", model)
+    rows = read_split(stage, "train", model)
+    pairs, gaps = as_pairs(rows), training_gaps(stage, rows)
     module = RewardModule.from_causal_lm(model, derive(stage.seed, "reward head"))
-    frozen = train_last(module, settings.train_layers, [module.score])
+    frozen = let_train(module, settings, derive(stage.seed, "lora"), [module.score])
     forward = Forward(load_tokenizer(folder).pad_id, settings.microbatch_tokens, stage.device)
     if settings.steps * settings.minibatch >= 2 * len(pairs):  # else most rows are seen once
         forward = keep_frozen(stage, forward, module, frozen, [row for pair in pairs for row in pair])
-    job = RewardPairs(module, pairs, settings, forward, stage.seed)
+    job = RewardPairs(module, pairs, gaps, settings, forward, stage.seed)
     Trainer(stage, settings, job).run()
-    validation = validation_rows(read_pairs(stage, "validation", model), stage.seed)
+    validation = validation_rows(as_pairs(read_split(stage, "validation", model)), stage.seed)
     if validation:
         stage.tracker.summary(job.evaluate(validation))
     held_out = held_out_figures(stage, job, model)
@@ -54,7 +56,7 @@ def run(stage: Stage) -> None:
 
 
 def held_out_figures(stage: Stage, job: RewardPairs, model: PreTrainedModel) -> dict[str, Estimate]:
-    """eval/test_accuracy and eval/test_loss over pairs of the test split, of which nothing where there is none.
+    """eval/test_* over pairs of the test split: accuracy, loss, Brier score, calibration error; nothing without pairs.
 
     Pairs of rated texts count where the ratings are more than CLEAR_GAP apart, pairs that were given as such (their gap
     is NaN) all. The intervals are over pairs.
@@ -64,15 +66,31 @@ def held_out_figures(stage: Stage, job: RewardPairs, model: PreTrainedModel) -> 
     if not pairs:
         return {}
     found = job.measure(pairs)
+    found["brier"] = calibration.brier(found["margin"]).tolist()
+    seeds = {name: derive(stage.seed, "bootstrap", name) for name in ("accuracy", "loss", "brier", "calibration")}
     return {
-        f"eval/test_{name}": statistics.mean(found[name], RESAMPLES, derive(stage.seed, "bootstrap", name))
-        for name in ("accuracy", "loss")
+        "eval/test_accuracy": statistics.mean(found["accuracy"], RESAMPLES, seeds["accuracy"]),
+        "eval/test_loss": statistics.mean(found["loss"], RESAMPLES, seeds["loss"]),
+        "eval/test_brier": statistics.mean(found["brier"], RESAMPLES, seeds["brier"]),
+        "eval/test_calibration_error": calibration.error(found["margin"], RESAMPLES, seeds["calibration"]),
     }
 
 
-def read_pairs(stage: Stage, split: str, model: PreTrainedModel) -> list[Unit]:
-    """((prompt, chosen), (prompt, rejected)) of one split of pairs.parquet."""
-    return as_pairs(read_split(stage, split, model))
+def training_gaps(stage: Stage, rows: Sequence[dict[str, Any]]) -> list[float]:
+    """By how much the rewards of each pair are to differ: its ratings' gap with `margin: true`, else 0.
+
+    Raises:
+        UserError: a pair has no gap, because it was given as a preference.
+    """
+    if not stage.config.reward_model.margin:
+        return [0.0] * len(rows)
+    for row in rows:
+        if math.isnan(row["gap"]):
+            raise UserError(
+                f"{stage.inputs['data'] / 'pairs.parquet'}: row {row['id']} has no gap of ratings, which "
+                "reward_model.margin asks for; set it to false, or take sources of form preference out"
+            )
+    return [row["gap"] for row in rows]
 
 
 def read_split(stage: Stage, split: str, model: PreTrainedModel) -> list[dict[str, Any]]:

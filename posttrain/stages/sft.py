@@ -50,6 +50,9 @@ def load_base(stage: Stage) -> PreTrainedModel:
 
 
 def read_split(stage: Stage, split: str, model: PreTrainedModel) -> list[Row]:
-    """(prompt, completion) ids of one split of sft.parquet."""
-    rows = read_rows(stage.inputs["data"] / "sft.parquet", split, ("completion_ids",), model)
-    return [(row["prompt_ids"], row["completion_ids"]) for row in rows]
+    """(prompt, completion) ids of one split of sft.parquet; with `loss_on: all`, a text's first token and the rest."""
+    table = read_rows(stage.inputs["data"] / "sft.parquet", split, ("completion_ids",), model)
+    rows = [(row["prompt_ids"], row["completion_ids"]) for row in table]
+    if stage.config.sft.loss_on == "completion":
+        return rows
+    return [(prompt[:1], [*prompt[1:], *completion]) for prompt, completion in rows]

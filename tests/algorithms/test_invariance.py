@@ -22,7 +22,7 @@ from posttrain.algorithms.policy_loss.gspo import gspo
 from posttrain.algorithms.policy_loss.reinforce import reinforce
 from posttrain.algorithms.policy_loss.sequence_clipped import sequence_clipped
 from posttrain.algorithms.preference.bco import bco
-from posttrain.algorithms.preference.bradley_terry import bradley_terry_loss
+from posttrain.algorithms.preference.bradley_terry import bradley_terry
 from posttrain.algorithms.preference.dpop import dpop
 from posttrain.algorithms.preference.hinge import hinge
 from posttrain.algorithms.preference.ipo import ipo
@@ -142,7 +142,7 @@ CASES: dict[str, Objective] = {
     "ipo": pairs(ipo, beta=0.3),
     "hinge": pairs(hinge, beta=0.3),
     "dpop": pairs(dpop, beta=0.3, dpop_lambda=5.0),
-    "reward_model": pairs(bradley_terry_loss),
+    "reward_model": pairs(bradley_terry, gap=torch.tensor(0.7), centre_coef=0.01, label_smoothing=0.1),
     "simpo": normalised_pairs(simpo, beta=2.0, target_margin=0.5),
     "orpo": normalised_pairs(orpo, beta=0.3),
     "kto": KTO,
