@@ -1,7 +1,7 @@
-"""THE padded layout of prompts and responses, and the log-probabilities of the responses.
+"""A forward pass: the rows of a batch in lines, and the log-probabilities of their responses.
 
-Prompts are padded on the left and responses on the right, so that every response begins in the same column. What is
-padding is known by length, never by a token's id.
+Lines begin at column 0 and their padding is on the right, where causal attention never comes to. What is padding is
+known by length, never by a token's id.
 """
 
 from __future__ import annotations
@@ -10,106 +10,97 @@ import dataclasses
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.model.layers import Recall, logits_at, recalled
+from posttrain.model.attention import masks_for, tree_mask
+from posttrain.model.layers import Recall, logits_at, recalled, trunk_of
 from posttrain.model.logits import selected_log_probs
-
-Row = tuple[Sequence[int], Sequence[int]]  # prompt ids, completion ids
+from posttrain.model.packing import Packing, Row, Segment, arrange, is_plain, segments_of, sizes_of, width_of
 
 
 @dataclass(frozen=True)
 class SequenceBatch:
-    """B rows of P prompt columns and R response columns.
+    """The b rows of a batch in L lines of W columns, M response tokens in all.
 
-    `input_ids`, `attention_mask` (1 is a real token) and `position_ids` are [B, P + R] int64, `response_mask` is [B, R]
-    bool, `prompt_width` is P, and `rows` are the rows' indices in the list that the batch was made from. `recall` holds
-    what frozen first layers make of the batch, where that is known already.
+    `input_ids` and `position_ids` are [L, W] int64; `segments` says what stands where. `plain`: every line is one row,
+    so that no mask is needed. `response_mask` [b, R] bool: which response tokens exist. Of these, row after row:
+    `targets` [M] are the ids and `before` [M] the places that predict them; `last` [b] are the places of the rows' last
+    tokens. Places count the columns of all lines, line after line. `recall` holds what frozen first layers make of the
+    batch, where that is known already.
     """
 
     input_ids: Tensor
-    attention_mask: Tensor
-    response_mask: Tensor
     position_ids: Tensor
-    prompt_width: int
-    rows: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    plain: bool
+    response_mask: Tensor
+    targets: Tensor
+    before: Tensor
+    last: Tensor
     recall: Recall | None = None
-
-    @property
-    def response_ids(self) -> Tensor:
-        """The response columns of `input_ids`, [B, R]."""
-        return self.input_ids[:, self.prompt_width :]
 
     def to(self, device: str | torch.device) -> SequenceBatch:
         """The same batch on `device`."""
-        return dataclasses.replace(
-            self,
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            response_mask=self.response_mask.to(device),
-            position_ids=self.position_ids.to(device),
-        )
+        tensors: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return dataclasses.replace(self, **tensors)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """[b, R] of `values` [M], zeros where there is no response token."""
+        return values.new_zeros(self.response_mask.shape).masked_scatter(self.response_mask, values)
 
 
-def collate(rows: Sequence[Row], pad_id: int, indices: Sequence[int] | None = None) -> SequenceBatch:
-    """Pads `rows`, or only those at `indices` (in that order), to a batch on the CPU.
+def collate(rows: Sequence[Row], pad_id: int, packing: Packing | None = None) -> SequenceBatch:
+    """Puts `rows` into lines on the CPU, arranged as suits the model that `packing` describes (None: a row a line).
 
     A completion may be empty (its row then has no response token); `pad_id` may be any id of the vocabulary.
 
     Raises:
         ValueError: a prompt has no token: the first response token would have nothing to be predicted from.
     """
-    chosen = tuple(range(len(rows)) if indices is None else indices)
-    prompts, responses = [rows[i][0] for i in chosen], [rows[i][1] for i in chosen]
-    for index, prompt in zip(chosen, prompts, strict=True):
-        if len(prompt) == 0:
-            raise ValueError(f"row {index}: the prompt has no token; give it at least the beginning-of-text token")
-    width, length = max(map(len, prompts)), max(map(len, responses))
-    input_ids = torch.full((len(chosen), width + length), pad_id, dtype=torch.int64)
-    mask = torch.zeros_like(input_ids)
-    for line, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        span = slice(width - len(prompt), width + len(response))
-        input_ids[line, span] = torch.tensor([*prompt, *response])
-        mask[line, span] = 1
-    return SequenceBatch(input_ids, mask, mask[:, width:].bool(), positions(mask), width, chosen)
+    sizes = sizes_of(rows)
+    for number, size in enumerate(sizes):
+        if size.prompt == 0:
+            raise ValueError(f"row {number}: the prompt has no token; give it at least the beginning-of-text token")
+    arranged = arrange(sizes, packing)
+    segments, width = tuple(segments_of(arranged, sizes)), width_of(arranged, sizes)
+    ids: list[list[int]] = [[] for _ in arranged]
+    positions: list[list[int]] = [[] for _ in arranged]
+    for line, start, stop, row, prompt in segments:
+        ids[line].extend(rows[row][prompt is not None])
+        first = 0 if prompt is None else prompt[1] - prompt[0]
+        positions[line].extend(range(first, first + stop - start))
+    home = {segment.row: segment for segment in segments if segment.prompt is not None}
+    places = [_places(home[row], width) for row in range(len(rows))]
+    return SequenceBatch(
+        input_ids=_padded(ids, width, pad_id),
+        position_ids=_padded(positions, width, 0),
+        segments=segments,
+        plain=is_plain(arranged),
+        response_mask=mask_of([size.completion for size in sizes]),
+        targets=torch.tensor([*chain(*(completion for _, completion in rows))], dtype=torch.int64),
+        before=torch.tensor([*chain(*(before for before, _ in places))], dtype=torch.int64),
+        last=torch.tensor([last for _, last in places]),
+    )
 
 
-def positions(attention_mask: Tensor) -> Tensor:
-    """Position of each token within its own row, from 0; padding on the left has position 0."""
-    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def microbatches(lengths: Sequence[tuple[int, int]], budget_tokens: int) -> list[list[int]]:
-    """Groups of row indices whose batch has at most `budget_tokens` tokens, padding included; longest rows first.
-
-    `lengths` are the (prompt, completion) lengths. A row that is longer than the budget stands alone.
-    """
-    order = sorted(range(len(lengths)), key=lambda i: (-sum(lengths[i]), i))
-    groups: list[list[int]] = []
-    width = length = 0
-    for index in order:
-        prompt, completion = lengths[index]
-        wider, longer = max(width, prompt), max(length, completion)
-        if groups and (len(groups[-1]) + 1) * (wider + longer) <= budget_tokens:
-            groups[-1].append(index)
-            width, length = wider, longer
-        else:
-            groups.append([index])
-            width, length = prompt, completion
-    return groups
+def mask_of(lengths: Sequence[int]) -> Tensor:
+    """[N, R] bool: which tokens exist in rows of these lengths; R is the longest."""
+    return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
 
 
 def model_inputs(module: nn.Module, batch: SequenceBatch) -> dict[str, Any]:
-    """The keyword arguments of a forward pass without a cache; positions only where the architecture takes them."""
-    inputs: dict[str, Any] = {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.attention_mask,
-        "use_cache": False,
-    }
-    if accepts(module, "position_ids"):
+    """The keyword arguments of a forward pass without a cache: where a line is a row, ids alone are enough."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if not batch.plain:
+        trunk = trunk_of(module)
+        mask = tree_mask(batch.segments, batch.input_ids, trunk.dtype)
+        inputs["attention_mask"] = masks_for(trunk.config, mask, batch.position_ids)
         inputs["position_ids"] = batch.position_ids
     return inputs
 
@@ -138,18 +129,34 @@ def token_log_probs(
 def token_log_probs(
     model: nn.Module, batch: SequenceBatch, temperature: float = 1.0, *, with_entropy: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Log-probability of each response token under a causal language model, [B, R] float32, in nats; padding has 0.
+    """Log-probability of each response token under a causal language model, [b, R] float32, in nats; padding has 0.
 
     Logits are computed for the response's real tokens alone, and never copied to float32 as a whole.
-    With `with_entropy`, returns also the entropy of the distribution each response token was predicted by, [B, R].
-    The labels are shifted here and nowhere else: response token t is predicted by the logits of the column before it.
+    With `with_entropy`, returns also the entropy of the distribution each response token was predicted by, [b, R].
     """
-    line, column = batch.response_mask.nonzero(as_tuple=True)
-    with logits_at(model, line, batch.prompt_width - 1 + column):
+    with logits_at(model, batch.before):
         logits = forward(model, batch).logits[0]
-    log_probs, entropy = selected_log_probs(logits, batch.response_ids[line, column], temperature, with_entropy)
+    log_probs, entropy = selected_log_probs(logits, batch.targets, temperature, with_entropy)
+    return (batch.spread(log_probs), batch.spread(entropy)) if with_entropy else batch.spread(log_probs)
 
-    def spread(values: Tensor) -> Tensor:
-        return values.new_zeros(batch.response_mask.shape).index_put((line, column), values)
 
-    return (spread(log_probs), spread(entropy)) if with_entropy else spread(log_probs)
+def positions(attention_mask: Tensor) -> Tensor:
+    """Position of each token within its own row, from 0; padding on the left has position 0."""
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _padded(lines: list[list[int]], width: int, value: int) -> Tensor:
+    return torch.tensor([line + [value] * (width - len(line)) for line in lines])
+
+
+def _places(completion: Segment, width: int) -> tuple[list[int], int]:
+    """The places that predict a completion's tokens, and that of the row's last token, counted line after line.
+
+    Labels are shifted here and nowhere else: a token is predicted by the place before it, the first by the prompt's
+    last one.
+    """
+    line, start, stop, _, prompt = completion
+    assert prompt is not None
+    columns = [prompt[1] - 1, *range(start, stop)]
+    before = [line * width + column for column in columns]
+    return before[:-1], before[-1]

@@ -12,8 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posttrain.model.batch import Row, SequenceBatch, collate, microbatches, model_inputs
+from posttrain.model.batch import SequenceBatch, collate, model_inputs
 from posttrain.model.layers import Recall, decoder_layers, trunk_of
+from posttrain.model.packing import Row, microbatches
+from posttrain.model.trees import packing_of
+
+Key = tuple[tuple[int, ...], tuple[int, ...] | None]  # a prompt's ids, and of a completion its own
 
 # Of all rows together. Rows that need more are not kept: the frozen layers then work in every forward pass.
 MOST_BYTES = 1 << 30
@@ -22,41 +26,46 @@ MOST_BYTES = 1 << 30
 class FrozenLayers:
     """What the first `depth` layers of `model`, none of which trains, make of some rows.
 
-    A row is known by its ids, and kept without padding. The batches in which rows are computed (of at most `tokens`
-    tokens, padding included) depend on the rows that are asked for alone, so that a resumed run gets the same numbers.
+    A row is known by its ids, and kept without padding; rows with one prompt keep it once. The batches in which rows
+    are computed (of at most `tokens` tokens, padding included) depend on the rows that are asked for alone, so that a
+    resumed run gets the same numbers.
     """
 
     def __init__(self, model: nn.Module, depth: int, pad_id: int, tokens: int, device: str) -> None:
         self._trunk, self._last, self._depth = trunk_of(model), decoder_layers(model)[depth - 1], depth
         self._pad_id, self._tokens, self._device = pad_id, tokens, device
-        self._kept: dict[tuple[int, ...], Tensor] = {}
+        self._packing = packing_of(model)
+        self._kept: dict[Key, Tensor] = {}
         self._as_tuple = False
 
     @torch.no_grad()
     def keep(self, rows: Sequence[Row], each: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Computes `rows` in place of all that is kept; `each` is told how many batches of how many are done."""
-        distinct = {_key(row): row for row in rows}
-        keys, distinct_rows = list(distinct), list(distinct.values())
         self._kept = {}
-        tokens = sum(map(len, keys))
+        distinct = list({_key(row, True): row for row in rows}.values())
+        tokens = sum(map(len, {tuple(prompt) for prompt, _ in distinct})) + sum(len(c) for _, c in distinct)
         if tokens * self._trunk.config.hidden_size * self._trunk.dtype.itemsize > MOST_BYTES:
             return
-        groups = microbatches([(len(prompt), len(completion)) for prompt, completion in distinct_rows], self._tokens)
+        groups = microbatches([(row,) for row in distinct], self._tokens, self._packing)
         for done, group in enumerate(groups, start=1):
-            batch = collate([distinct_rows[i] for i in group], self._pad_id).to(self._device)
-            for i, states, mask in zip(group, self._run(batch), batch.attention_mask.bool(), strict=True):
-                self._kept[keys[i]] = states[mask]
+            chosen = [distinct[i] for i in group]
+            batch = collate(chosen, self._pad_id, self._packing).to(self._device)
+            hidden = self._run(batch)
+            for line, start, stop, row, prompt in batch.segments:
+                key = _key(chosen[row], prompt is not None)
+                if key not in self._kept:
+                    self._kept[key] = hidden[line, start:stop].clone()
             each(done, len(groups))
 
     def recall(self, batch: SequenceBatch, rows: Sequence[Row]) -> Recall | None:
         """The hidden states of the batch of these rows; None where one of them is not kept."""
-        found = [self._kept.get(_key(row)) for row in rows]
+        found = [self._kept.get(_key(rows[row], prompt is not None)) for _, _, _, row, prompt in batch.segments]
         known = [states for states in found if states is not None]
         if len(known) < len(found):
             return None
-        mask = batch.attention_mask.bool()
-        hidden = known[0].new_zeros(*mask.shape, known[0].shape[-1])
-        hidden[mask] = torch.cat(known)
+        hidden = known[0].new_zeros(*batch.input_ids.shape, known[0].shape[-1])
+        for (line, start, stop, _, _), states in zip(batch.segments, known, strict=True):
+            hidden[line, start:stop] = states
         return Recall(hidden, self._depth, self._as_tuple)
 
     def _run(self, batch: SequenceBatch) -> Tensor:
@@ -81,5 +90,7 @@ class _ReachedError(Exception):
         self.hidden = hidden
 
 
-def _key(row: Row) -> tuple[int, ...]:
-    return (*row[0], *row[1])
+def _key(row: Row, whole: bool) -> Key:
+    """What the states of a row's completion are kept under (`whole`), or those of its prompt."""
+    prompt, completion = row
+    return (tuple(prompt), tuple(completion)) if whole else (tuple(prompt), None)

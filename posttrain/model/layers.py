@@ -101,19 +101,26 @@ def recalled(model: nn.Module, recall: Recall | None) -> Iterator[None]:
 
 
 @contextmanager
-def logits_at(model: nn.Module, lines: Tensor, columns: Tensor) -> Iterator[None]:
-    """Within, a causal language model computes logits [1, M, V] at M places (`lines` [M], `columns` [M]) alone.
+def logits_at(model: nn.Module, places: Tensor) -> Iterator[list[Tensor]]:
+    """Within, a causal language model computes logits [1, M, V] at `places` [M] alone, counted line after line.
 
     The hidden states are picked in front of the output head: what a model does with its logits afterwards (a cap, a
     scale) it does as ever. Picked states lie in one piece, so the head is one matrix product; a slice of a padded batch
-    would be multiplied row by row with as many copies of the vocabulary's matrix.
+    would be multiplied row by row with as many copies of the vocabulary's matrix. Gives a list, to which each forward
+    pass adds the states that it picked, [M, H].
     """
     assert isinstance(model, PreTrainedModel)
     head = model.get_output_embeddings()
     assert isinstance(head, nn.Module)
-    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][lines, columns][None], *inputs[1:]))
+    picked: list[Tensor] = []
+
+    def pick(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        picked.append(inputs[0].flatten(0, 1).index_select(0, places))
+        return (picked[-1][None], *inputs[1:])
+
+    handle = head.register_forward_pre_hook(pick)
     try:
-        yield
+        yield picked
     finally:
         handle.remove()
 

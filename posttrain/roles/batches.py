@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from posttrain.model.batch import Row, SequenceBatch, collate, microbatches
+from posttrain.model.batch import SequenceBatch, collate, mask_of
 from posttrain.model.frozen import FrozenLayers
-
-Unit = Sequence[Row]
-"""Rows that go through one forward pass together: one row, or the two completions of a pair."""
+from posttrain.model.packing import Packing, Row, Unit, microbatches
+from posttrain.model.trees import packing_of
 
 
 @dataclass(frozen=True)
 class Forward:
     """How a role runs its model: padding id, tokens of one forward pass, device, and the sampling temperature.
 
-    `frozen` is the work of its first layers, where that is kept.
+    `frozen` is the work of its first layers, where that is kept. `packing` says how rows may share lines (`of` finds it
+    for a model); without it each row has a line of its own.
     """
 
     pad_id: int
@@ -28,6 +28,11 @@ class Forward:
     device: str = "cpu"
     temperature: float = 1.0
     frozen: FrozenLayers | None = None
+    packing: Packing | None = None
+
+    def of(self, module: nn.Module) -> Forward:
+        """The same with rows in lines as suits this module."""
+        return dataclasses.replace(self, packing=packing_of(module))
 
 
 @dataclass(frozen=True)
@@ -40,11 +45,9 @@ class Microbatch:
 
 def split(units: Sequence[Unit], forward: Forward) -> Iterator[Microbatch]:
     """Every unit once, in length-sorted micro-batches of at most `microbatch_tokens` tokens, padding included."""
-    # A unit of n rows counts as one row of n times its width: n rows of that width have as many tokens.
-    lengths = [(len(unit) * max(len(p) for p, _ in unit), len(unit) * max(len(c) for _, c in unit)) for unit in units]
-    for index in microbatches(lengths, forward.microbatch_tokens):
+    for index in microbatches(units, forward.microbatch_tokens, forward.packing):
         rows = [row for i in index for row in units[i]]
-        batch = collate(rows, forward.pad_id).to(forward.device)
+        batch = collate(rows, forward.pad_id, forward.packing).to(forward.device)
         if forward.frozen is not None:
             batch = dataclasses.replace(batch, recall=forward.frozen.recall(batch, rows))
         yield Microbatch(torch.tensor(index, device=forward.device), batch)
@@ -52,13 +55,12 @@ def split(units: Sequence[Unit], forward: Forward) -> Iterator[Microbatch]:
 
 @torch.no_grad()
 def per_token(rows: Sequence[Row], forward: Forward, run: Callable[[SequenceBatch], Tensor]) -> Tensor:
-    """[N, R] float32 of `run`'s values [b, R_b] for each response token, zeros where a row has no token."""
+    """[N, R] float32 of `run`'s values [b, R_b] for each response token; `run` gives zeros where a row has no token."""
     width = max(len(completion) for _, completion in rows)
     values = torch.zeros(len(rows), width, device=forward.device)
     for micro in split([(row,) for row in rows], forward):
-        mask = micro.batch.response_mask
-        found = torch.where(mask, run(micro.batch).float(), torch.zeros((), device=forward.device))
-        values[micro.index, : mask.shape[1]] = found
+        found = run(micro.batch).float()
+        values[micro.index, : found.shape[1]] = found
     return values
 
 
@@ -73,5 +75,4 @@ def per_row(rows: Sequence[Row], forward: Forward, run: Callable[[SequenceBatch]
 
 def response_mask(rows: Sequence[Row], device: str) -> Tensor:
     """[N, R] bool: which response tokens exist, by length."""
-    lengths = torch.tensor([len(completion) for _, completion in rows], device=device)
-    return torch.arange(int(lengths.max()), device=device)[None, :] < lengths[:, None]
+    return mask_of([len(completion) for _, completion in rows]).to(device)

@@ -20,4 +20,4 @@ class RewardModel:
 
     def score(self, rows: Sequence[Row]) -> Tensor:
         """Reward [N] of each prompt with its completion, read at the last real token."""
-        return per_row(rows, self.forward, self.module)
+        return per_row(rows, self.forward.of(self.module), self.module)

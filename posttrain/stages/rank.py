@@ -10,8 +10,9 @@ from posttrain.checkpoint.shards import Shards
 from posttrain.data.tables import RANKED_LABELS, RANKED_PAIRS, read_table, write_table
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.errors import UserError
-from posttrain.model.batch import microbatches
 from posttrain.model.load import load_reward_module
+from posttrain.model.packing import microbatches
+from posttrain.model.trees import packing_of
 from posttrain.roles.batches import Forward
 from posttrain.roles.reward_model import RewardModel
 from posttrain.trainer.progress import ProgressReport
@@ -52,7 +53,7 @@ def score_samples(stage: Stage, samples: list[Row]) -> list[float]:
     module = load_reward_module(folder, stage.config.model, stage.device)
     judge = RewardModel(module, Forward(load_tokenizer(folder).pad_id, budget, stage.device))
     rows = [(sample["prompt_ids"], sample["completion_ids"]) for sample in samples]
-    batches = microbatches([(len(prompt), len(completion)) for prompt, completion in rows], budget)
+    batches = microbatches([(row,) for row in rows], budget, packing_of(module))
     with ProgressReport(stage.log, "rank", len(batches), "batches") as progress:
 
         def work(number: int) -> list[Row]:

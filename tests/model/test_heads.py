@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
-from posttrain.model.batch import Row, SequenceBatch, collate, positions
-from posttrain.model.heads import RewardModule, ValueModule
-from tests.model.test_batch import assert_same_gradients, gradients, padded
+from posttrain.model.batch import collate, token_log_probs
+from posttrain.model.heads import RewardModule, SharedTrunk, ValueModule, scalar_head
+from posttrain.model.layers import train_last, trunk_of
+from posttrain.model.packing import Packing, Row
+from tests.model.conftest import FREE
+from tests.model.test_batch import assert_same_gradients, gradients
 from tests.model.tiny import ARCHITECTURES, WINDOWED, tiny_model
 
 ALL = ARCHITECTURES + WINDOWED
-
-
-def sided(rows: list[Row], side: str) -> SequenceBatch:
-    """The rows as whole sequences with all their padding on one side."""
-    width = max(len(p) + len(r) for p, r in rows)
-    ids, mask = torch.zeros(len(rows), width, dtype=torch.int64), torch.zeros(len(rows), width, dtype=torch.int64)
-    for line, (prompt, response) in enumerate(rows):
-        count = len(prompt) + len(response)
-        span = slice(width - count, width) if side == "left" else slice(count)
-        ids[line, span] = torch.tensor([*prompt, *response])
-        mask[line, span] = 1
-    return SequenceBatch(ids, mask, mask[:, 1:].bool(), positions(mask), 1, tuple(range(len(rows))))
 
 
 def score_by_hand(module: RewardModule, row: Row) -> float:
@@ -31,28 +23,68 @@ def score_by_hand(module: RewardModule, row: Row) -> float:
 
 
 @pytest.mark.parametrize("arch", ALL)
-def test_a_batch_scores_as_its_rows_alone(arch: str, rows: list[Row]) -> None:
+def test_a_batch_scores_as_its_rows_alone(arch: str, family: list[Row]) -> None:
     module = RewardModule.from_causal_lm(tiny_model(arch), seed=3)
-    want = torch.tensor([score_by_hand(module, row) for row in rows])
-    whole = collate(rows, 0)
-    for batch in (whole, padded(whole, 2, 3, pad_id=9), sided(rows, "left"), sided(rows, "right")):
-        torch.testing.assert_close(module(batch), want, atol=1e-5, rtol=0)
-    weights = torch.tensor([1.0, -2.0, 0.5, 3.0])
-    first = gradients(module, (module(whole) * weights).sum())
-    single = torch.cat([module(collate(rows, 0, [i])) for i in range(4)])
-    assert_same_gradients(first, gradients(module, (single * weights).sum()))
+    want = torch.tensor([score_by_hand(module, row) for row in family])
+    weights = torch.linspace(-2, 3, len(family))
+    single = torch.cat([module(collate([row], 0)) for row in family])
+    first = gradients(module, (single * weights).sum())
+    for packing in (None, FREE):
+        scores = module(collate(family, 9, packing))
+        torch.testing.assert_close(scores.detach(), want, atol=1e-5, rtol=0)
+        assert_same_gradients(first, gradients(module, (scores * weights).sum()))
 
 
+@pytest.mark.parametrize("packing", [None, FREE])
 @pytest.mark.parametrize("arch", ALL)
-def test_values_stand_before_their_token(arch: str, rows: list[Row]) -> None:
+def test_values_stand_before_their_token(arch: str, packing: Packing | None, family: list[Row]) -> None:
     module = ValueModule.from_causal_lm(tiny_model(arch), seed=3)
-    values = module(collate(rows, 0)).detach()
-    assert values.shape == (4, 12)
+    values = module(collate(family, 0, packing)).detach()
+    assert values.shape == (len(family), 14)
     assert values.dtype == torch.float32
-    for line, (prompt, response) in enumerate(rows):
+    for line, (prompt, response) in enumerate(family):
         hidden = module.trunk(torch.tensor([[*prompt, *response]])).last_hidden_state[0]
         want = hidden[len(prompt) - 1 : -1] @ module.head.weight[0]
         torch.testing.assert_close(values[line, : len(response)], want.detach(), atol=1e-5, rtol=0)
+        assert not values[line, len(response) :].any()
+
+
+@pytest.mark.parametrize("packing", [None, FREE])
+@pytest.mark.parametrize("arch", ALL)
+def test_one_pass_gives_log_probs_and_values(arch: str, packing: Packing | None, family: list[Row]) -> None:
+    model = tiny_model(arch)
+    shared = SharedTrunk(model, scalar_head(model.base_model, seed=3))
+    apart = ValueModule(shared.trunk, shared.head)
+    batch = collate(family, 0, packing)
+    passes: list[nn.Module] = []
+    handle = shared.trunk.register_forward_hook(lambda module, *_: passes.append(module))
+    found = shared(batch, 0.7, with_entropy=True)
+    handle.remove()
+    assert len(passes) == 1
+    log_probs, entropy = token_log_probs(model, batch, 0.7, with_entropy=True)
+    want = (log_probs, entropy, apart(batch))
+    for one, other in zip(found, want, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    weights = [torch.linspace(-1, 1, values.numel()).view_as(values).roll(i, 1) for i, values in enumerate(want)]
+
+    def loss(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return torch.stack([(value * weight).sum() for value, weight in zip(values, weights, strict=True)]).sum()
+
+    first, second = gradients(shared, loss(found)), gradients(shared, loss(want))
+    assert "head.weight" in first
+    assert_same_gradients(first, second)
+
+
+def test_a_shared_trunk_is_one_module_with_each_parameter_once() -> None:
+    model = tiny_model("llama")
+    shared = SharedTrunk(model, scalar_head(model.base_model, seed=3))
+    assert trunk_of(shared) is model.base_model
+    assert {id(p) for p in shared.parameters()} == {id(p) for p in [*model.parameters(), shared.head.weight]}
+    log_probs, entropy, values = shared(collate([([4, 5], [6, 7])], 0))
+    assert log_probs.shape == entropy.shape == values.shape == (1, 2)
+    assert not entropy.any()
+    assert train_last(shared, 1, [shared.head]) == 1
+    assert shared.head.weight.requires_grad
 
 
 def test_a_value_does_not_see_its_own_token() -> None:

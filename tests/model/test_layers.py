@@ -8,15 +8,18 @@ from torch import nn
 
 from posttrain.errors import UserError
 from posttrain.model import frozen as module
-from posttrain.model.batch import Row, collate, token_log_probs
+from posttrain.model.batch import collate, token_log_probs
 from posttrain.model.frozen import FrozenLayers
 from posttrain.model.heads import RewardModule, ValueModule
 from posttrain.model.layers import decoder_layers, logits_at, share_first, train_last
+from posttrain.model.packing import Packing, Row
 from posttrain.roles.batches import Forward, split
+from tests.model.conftest import FREE
 from tests.model.tiny import ARCHITECTURES, WINDOWED, tiny_model
 
 ALL = ARCHITECTURES + WINDOWED
-ROWS: list[Row] = [([5, 6, 7], [8, 9, 10, 11]), ([12], [13, 14]), ([15, 16, 17, 18, 19, 20, 21, 22, 23], [24])]
+LONG = [15, 16, 17, 18, 19, 20, 21, 22, 23]
+ROWS: list[Row] = [([5, 6, 7], [8, 9, 10, 11]), ([12], [13, 14]), (LONG, [24]), (LONG, [25, 26, 27]), (LONG, [])]
 # What stands behind the layers, by its name in the trunk.
 NORMS = {"gpt2": "ln_f", "gpt_neox": "final_layer_norm"}
 
@@ -53,16 +56,15 @@ def test_more_layers_than_there_are() -> None:
 def loss_and_gradients(model: nn.Module, forward: Forward) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     model.zero_grad()
     parts = [token_log_probs(model, micro.batch) for micro in split([(row,) for row in ROWS], forward)]
-    loss = torch.cat([part.flatten() for part in parts]).pow(2).sum()
+    loss = torch.stack([part.pow(2).sum() for part in parts]).sum()
     loss.backward()
     return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 @pytest.mark.parametrize("arch", ALL)
-@pytest.mark.parametrize("tokens", [1000, 12])
-def test_recalled_layers_give_the_same_numbers_and_do_no_work(
-    arch: str, tokens: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("tokens", [1000, 16])
+@pytest.mark.parametrize("packing", [None, FREE])
+def test_recalled_layers_give_the_same_numbers_and_do_no_work(arch: str, tokens: int, packing: Packing | None) -> None:
     model = tiny_model(arch)
     depth = train_last(model, 1)
     plain = loss_and_gradients(model, Forward(0, tokens))
@@ -72,7 +74,7 @@ def test_recalled_layers_give_the_same_numbers_and_do_no_work(
     for i, layer in enumerate(decoder_layers(model)):
         real = next(m for m in layer.modules() if isinstance(m, nn.Linear) or type(m).__name__ == "Conv1D")
         real.register_forward_hook(lambda *_, i=i: calls.append(i))
-    recalled = loss_and_gradients(model, Forward(0, tokens, frozen=store))
+    recalled = loss_and_gradients(model, Forward(0, tokens, frozen=store, packing=packing))
     assert calls
     assert set(calls) == {1}
     torch.testing.assert_close(recalled, plain, rtol=1e-4, atol=1e-5)
@@ -93,6 +95,23 @@ def test_reward_and_value_modules_recall_too() -> None:
     torch.testing.assert_close(reward(recalled.batch), reward(plain.batch))
     mask = plain.batch.response_mask
     torch.testing.assert_close(value(recalled.batch)[mask], value(plain.batch)[mask])
+
+
+def test_a_shared_prompt_is_computed_in_company_and_kept_once() -> None:
+    model = tiny_model("llama")
+    store = FrozenLayers(model, 1, 0, 1000, "cpu")
+    seen: list[int] = []
+    first = decoder_layers(model)[0]
+    handle = first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[:2].numel()))
+    store.keep(ROWS)
+    handle.remove()
+    tokens = sum(len(prompt) + len(completion) for prompt, completion in ROWS)
+    assert sum(seen) < tokens
+    lone = [(LONG, [25, 26, 27])]
+    recall = store.recall(collate(lone, 0), lone)
+    assert recall is not None
+    hidden = model.base_model(torch.tensor([[*LONG, 25, 26, 27]]), output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(recall.hidden, hidden.detach(), atol=1e-5, rtol=1e-5)
 
 
 def test_a_row_that_is_not_kept_goes_through_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,13 +146,15 @@ def test_models_that_begin_alike_share_memory() -> None:
 def test_logits_at_places_are_those_of_the_whole(arch: str) -> None:
     model = tiny_model(arch)
     batch = collate(ROWS, 0)
-    lines, columns = torch.tensor([0, 2, 2]), torch.tensor([9, 9, 10])
-    arguments = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    places = torch.tensor([1, 30, 31])
     with torch.no_grad():
-        whole = model(**arguments).logits
-        with logits_at(model, lines, columns):
-            picked = model(**arguments).logits
-        again = model(**arguments).logits
+        whole = model(batch.input_ids).logits
+        with logits_at(model, places) as states:
+            picked = model(batch.input_ids).logits
+        again = model(batch.input_ids).logits
+        hidden = model.base_model(batch.input_ids).last_hidden_state
     assert picked.shape == (1, 3, whole.shape[-1])
-    torch.testing.assert_close(picked[0], whole[lines, columns])
+    torch.testing.assert_close(picked[0], whole.flatten(0, 1)[places])
+    torch.testing.assert_close(states[0], hidden.flatten(0, 1)[places])
+    assert len(states) == 1
     assert torch.equal(again, whole)
