@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from posttrain.config.schema import Training
+from posttrain.config.sections import Training
 from posttrain.errors import UserError
+from posttrain.model.layers import train_last
+from posttrain.model.lora import add_adapters
 from posttrain.roles.optim import adamw, learning_rate
 
 Metrics = dict[str, float]
@@ -94,6 +96,20 @@ class Learner:
         for name, master in self._masters.items():
             if master is not self._parameters[name]:
                 self._parameters[name].copy_(master)
+
+
+def let_train(module: nn.Module, settings: Training, seed: int, heads: Sequence[nn.Module] = ()) -> int:
+    """Chooses what of `module` trains, beside `heads`: all, its last layers, or new adapters, drawn from `seed`.
+
+    Returns the number of first layers that stay as they are.
+
+    Raises:
+        UserError: the module has fewer layers, or not the layers that are to get adapters.
+    """
+    if settings.lora is None:
+        return train_last(module, settings.train_layers, heads)
+    add_adapters(module, settings.lora, seed, heads)
+    return 0
 
 
 def _master(parameter: nn.Parameter) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from posttrain.algorithms.kl import k3
-from posttrain.config.schema import Offline
+from posttrain.config.runs import Offline
 from posttrain.data.tokenizer import load_tokenizer
 from posttrain.model.layers import share_first
 from posttrain.model.load import load_causal_lm
@@ -37,7 +37,8 @@ def sequence_kl(policy: Tensor, reference: Tensor, mask: Tensor) -> float:
 class Probe:
     """Measures a policy that does not sample while it trains, on the same prompts with the same random numbers.
 
-    The SFT model is loaded for it, its first layers in the policy's memory where they are the same.
+    The SFT model is the policy without its adapters, or loaded, its first layers in the policy's memory where they are
+    the same.
     """
 
     def __init__(self, context: Context, settings: Offline, actor: Actor) -> None:
@@ -48,7 +49,7 @@ class Probe:
         self._prompts = [prompts[i] for i in permutation(len(prompts), context.seed, "kl probe")[: probe.prompts]]
         self._sampling = Sampling(probe.max_new_tokens, 1.0, tokenizer.eos_id, probe.prompts)
         self._seed = derive(context.seed, "kl probe")
-        reference = load_causal_lm(folder, model, context.device)
+        reference = actor.model if settings.lora else load_causal_lm(folder, model, context.device)
         share_first(actor.model, reference, actor.frozen_layers)
         self._reference = Reference(reference, Forward(tokenizer.pad_id, settings.microbatch_tokens, context.device))
         self._rollout = RolloutManager(TransformersEngine(actor.model))
