@@ -95,8 +95,9 @@ def _run(words: argparse.Namespace, interruption: Interruption) -> None:
     """A stage or a host step."""
     die_with_parent()
     from posttrain.config.load import SECTIONS, load_config
+    from posttrain.platforms.precision import with_precision
 
-    config = load_config(words.config)
+    config = with_precision(load_config(words.config))
     if words.command in STEPS:
         importlib.import_module(STEPS[words.command]).main(config, _inputs(words.input), words.output)
         return

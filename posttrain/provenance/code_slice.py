@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "posttrain"
 # The command line, which decides nothing of a stage's outputs.
 COMMAND_LINE = frozenset(
-    {"posttrain.__main__", "posttrain.cli", "posttrain.platforms.policy", "posttrain.runtime.signals"}
+    {"posttrain.__main__", "posttrain.cli", "posttrain.runtime.signals"}
+    | {f"posttrain.platforms.{name}" for name in ("policy", "precision")}
 )
 # Tables and schemas: only the part that a stage is given matters, and that part is in the stage key itself, as the
 # slice of the config and as the run's resolved parts.

@@ -53,14 +53,21 @@ def split(units: Sequence[Unit], forward: Forward) -> Iterator[Microbatch]:
         yield Microbatch(torch.tensor(index, device=forward.device), batch)
 
 
-@torch.no_grad()
 def per_token(rows: Sequence[Row], forward: Forward, run: Callable[[SequenceBatch], Tensor]) -> Tensor:
     """[N, R] float32 of `run`'s values [b, R_b] for each response token; `run` gives zeros where a row has no token."""
+    return per_token_each(rows, forward, lambda batch: (run(batch),), 1)[0]
+
+
+@torch.no_grad()
+def per_token_each(
+    rows: Sequence[Row], forward: Forward, run: Callable[[SequenceBatch], tuple[Tensor, ...]], count: int
+) -> Tensor:
+    """The same for a `run` that gives `count` values for each token in one pass: [count, N, R]."""
     width = max(len(completion) for _, completion in rows)
-    values = torch.zeros(len(rows), width, device=forward.device)
+    values = torch.zeros(count, len(rows), width, device=forward.device)
     for micro in split([(row,) for row in rows], forward):
-        found = run(micro.batch).float()
-        values[micro.index, : found.shape[1]] = found
+        found = torch.stack(run(micro.batch)).float()
+        values[:, micro.index, : found.shape[-1]] = found
     return values
 
 

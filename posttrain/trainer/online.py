@@ -53,7 +53,7 @@ class OnlineJob(Job):
             self.settings.max_new_tokens, self.settings.temperature, tokenizer.eos_id, self.settings.generation_batch
         )
         model = load_causal_lm(folder, context.config.model, device)
-        self.actor = Actor(model, self.settings, self.forward, context.seed)
+        self.actor = self.make_actor(model)
         self.frozen: FrozenLayers | None = None
         if self.actor.frozen_layers:
             budget = self.settings.microbatch_tokens
@@ -76,6 +76,10 @@ class OnlineJob(Job):
     @abstractmethod
     def wants_reference(self) -> bool:
         """Whether the method itself reads the reference's log-probabilities; a KL budget does in any case."""
+
+    def make_actor(self, model: PreTrainedModel) -> Actor:
+        """The policy's role."""
+        return Actor(model, self.settings, self.forward, self.context.seed)
 
     def step(self, step: int) -> tuple[Metrics, int]:
         """Generate, score, update, sync."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from posttrain.trainer.experience import Experience
 from posttrain.trainer.metrics import mean_metrics, train_metrics
 from posttrain.trainer.online import OnlineJob
 from posttrain.trainer.parts import Parts
+
+LossOf = Callable[[Any, Sequence[int]], TokenLoss]
 
 # Mean difference of the generator's and the trainer's log-probabilities, nats, below which they are one number.
 GAP_GATE = 1e-4
@@ -66,12 +68,16 @@ class PolicyGradient(OnlineJob):
 
     def update(self, experience: Experience, step: int) -> Metrics:
         """The policy's optimiser steps."""
+        return self.policy_metrics(self.optimise(experience, step, self.policy_loss), experience)
+
+    def optimise(self, experience: Experience, step: int, loss: LossOf) -> list[Metrics]:
+        """The metrics of each optimiser step on a loss of (experience, numbers of the minibatch's rows)."""
         found = []
         for numbers in self.minibatches(len(experience.rows), step):
             units = [(experience.rows[i],) for i in numbers]
-            loss = self.policy_loss(experience, numbers)
-            found.append(self.actor.update(units, loss, step, with_entropy=self.settings.entropy_coef > 0))
-        return self.policy_metrics(found, experience)
+            with_entropy = self.settings.entropy_coef > 0
+            found.append(self.actor.update(units, loss(experience, numbers), step, with_entropy=with_entropy))
+        return found
 
     def policy_metrics(self, found: Sequence[Metrics], experience: Experience) -> Metrics:
         """What is logged of the optimiser steps. The generator's gap is that of the first one, before any update."""

@@ -71,15 +71,33 @@ class FakeStage:
         return [metrics[name] for _, metrics in sorted(self.tracker.steps.items())]
 
 
+PAIR_RUN = {"steps": 10, "minibatch": 4, "microbatch_tokens": 80, "checkpoint_every": 3, "preferences": "data"}
+ONLINE_RUN = {
+    "steps": 10,
+    "minibatch": 4,
+    "microbatch_tokens": 60,
+    "checkpoint_every": 3,
+    "prompts_per_step": 6,
+    "max_new_tokens": 6,
+    "epochs": 2,
+}
+GROUP_RUN = {
+    "steps": 10,
+    "minibatch": 8,
+    "microbatch_tokens": 60,
+    "checkpoint_every": 3,
+    "prompts_per_step": 3,
+    "max_new_tokens": 6,
+    "samples_per_prompt": 4,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "sft": {"steps": 10, "minibatch": 4, "microbatch_tokens": 60, "checkpoint_every": 3},
     "reward_model": {"steps": 10, "minibatch": 4, "microbatch_tokens": 80, "checkpoint_every": 3},
-    "dpo": {"steps": 10, "minibatch": 4, "microbatch_tokens": 80, "checkpoint_every": 3, "preferences": "data"},
-    "kto": {"steps": 10, "minibatch": 4, "microbatch_tokens": 60, "checkpoint_every": 3, "preferences": "data"},
-    "ppo": {"steps": 10, "minibatch": 4, "microbatch_tokens": 60, "checkpoint_every": 3, "prompts_per_step": 6,
-            "max_new_tokens": 6, "epochs": 2},
-    "grpo": {"steps": 10, "minibatch": 8, "microbatch_tokens": 60, "checkpoint_every": 3, "prompts_per_step": 3,
-             "max_new_tokens": 6, "samples_per_prompt": 4},
+    **dict.fromkeys(["dpo", "cdpo", "robust", "ipo", "hinge", "simpo", "orpo", "cpo", "dpop"], PAIR_RUN),
+    **dict.fromkeys(["kto", "bco"], {**PAIR_RUN, "microbatch_tokens": 60}),
+    **dict.fromkeys(["ppo", "remax", "reinforce++"], ONLINE_RUN),
+    **dict.fromkeys(["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce++_baseline", "opo"], GROUP_RUN),
+    **dict.fromkeys(["raft", "online_dpo"], GROUP_RUN),
     "sample": {"prompts": 20, "samples_per_prompt": 3, "max_new_tokens": 6, "generation_batch": 6},
     "rank": {"score_batch_tokens": 60},
 }  # fmt: skip

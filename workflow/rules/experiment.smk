@@ -8,6 +8,7 @@ from posttrain.config.load import parse_config, read_yaml, resolved_yaml, stage_
 from posttrain.config.registry import entries, user_files
 from posttrain.evaluation.judge import judge_file
 from posttrain.platforms.locks import life_line
+from posttrain.platforms.precision import crawls, with_precision
 from posttrain.provenance.code_slice import code_slice
 from posttrain.provenance.digests import DigestCache, file_digest
 from posttrain.provenance.raw_data import data_state
@@ -18,7 +19,9 @@ for path in workflow.overwrite_configfiles:  # Snakemake has read them already, 
     or_stop(read_yaml, Path(path))
 
 GIVEN = [*map(os.path.relpath, workflow.configfiles), *(["--config"] if workflow.config_settings.config else [])]
-EXPERIMENT = or_stop(parse_config, config, " with ".join(GIVEN))
+EXPERIMENT = with_precision(or_stop(parse_config, config, " with ".join(GIVEN)))
+if crawls(EXPERIMENT):
+    say("model.dtype: this CPU has no units for bfloat16 and is many times slower with it; set dtype: auto or float32")
 RUNS = EXPERIMENT.runs
 RESULTS = Path("results") / EXPERIMENT.experiment
 LOGS = RESULTS / "logs"

@@ -32,10 +32,11 @@ class Labels(PreferenceJob):
         desirable = int(self.labels.sum())
         context.log.info("%d desirable and %d undesirable completions", desirable, len(self.rows) - desirable)
         self.begin(len(self.rows), [*self.rows, *self.further_rows()])
-        self.reference = self.reference_sums()
+        sums = self.reference_sums()
+        self.reference, self.further_reference = sums[: len(self.rows)], sums[len(self.rows) :]
 
     def further_rows(self) -> Sequence[Row]:
-        """Rows that the baseline needs; the reference's log-probabilities of these stand behind those of the data."""
+        """Rows that the baseline needs the reference's log-probabilities of."""
         return ()
 
     @abstractmethod
@@ -73,7 +74,7 @@ class KTOLabels(Labels):
     def baseline(self, numbers: Sequence[int]) -> Tensor:
         """z0, from one pass over the minibatch's mismatched rows."""
         policy = self.actor.log_probs([self.mismatched[i] for i in numbers]).sum(-1)
-        z0: Tensor = self.parts["kl_baseline"](policy, self.reference[[len(self.rows) + i for i in numbers]])
+        z0: Tensor = self.parts["kl_baseline"](policy, self.further_reference[numbers])
         return z0
 
     def train_step(self, step: int) -> tuple[Metrics, int]:
