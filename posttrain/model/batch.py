@@ -135,7 +135,7 @@ def token_log_probs(
     With `with_entropy`, returns also the entropy of the distribution each response token was predicted by, [b, R].
     """
     with logits_at(model, batch.before):
-        logits = forward(model, batch).logits[0]
+        logits = forward(model, batch).logits.flatten(0, 1)
     log_probs, entropy = selected_log_probs(logits, batch.targets, temperature, with_entropy)
     return (batch.spread(log_probs), batch.spread(entropy)) if with_entropy else batch.spread(log_probs)
 

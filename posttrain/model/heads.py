@@ -88,7 +88,7 @@ class SharedTrunk(nn.Module):
         self, batch: SequenceBatch, temperature: float = 1.0, with_entropy: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
         with logits_at(self.model, batch.before) as picked:
-            logits = forward(self.model, batch).logits[0]
+            logits = forward(self.model, batch).logits.flatten(0, 1)
         log_probs, entropy = selected_log_probs(logits, batch.targets, temperature, with_entropy)
         values = self.head(picked[0])[:, 0].float()
         return batch.spread(log_probs), batch.spread(entropy), batch.spread(values)

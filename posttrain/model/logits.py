@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import cross_entropy
 
 # Elements of a float32 working copy: 1 MiB, so that it stays in a core's cache.
 CHUNK_ELEMENTS = 1 << 18
@@ -33,8 +34,10 @@ def selected_log_probs(
     """Log-probabilities of `targets` [M] under the rows of `logits` [M, V], and those rows' entropies.
 
     Returns two float32 tensors [M], in nats; the second is zero without `with_entropy`. Forward and backward hold one
-    chunk of rows in float32; the gradient that reaches `logits` has their dtype.
+    chunk of rows in float32. The gradient has the dtype of `logits` and takes their memory: hand over the fresh output
+    of a model, which nobody else reads after the backward pass. (Where autograd itself would, it raises an error.)
     """
+    assert not (logits.is_leaf and logits.requires_grad), "a parameter's memory is not for the gradient"
     log_probs, entropy = _SelectedLogProbs.apply(logits, targets, temperature, with_entropy)
     return log_probs, entropy
 
@@ -74,10 +77,10 @@ class _SelectedLogProbs(torch.autograd.Function):
         normaliser = torch.empty_like(log_probs)
         for part in _chunks(*logits.shape):
             scaled = scale(logits[part], temperature)
-            normaliser[part] = scaled.logsumexp(-1)
-            log_probs[part] = scaled.gather(1, targets[part, None])[:, 0] - normaliser[part]
+            log_probs[part] = -cross_entropy(scaled, targets[part], reduction="none")
+            normaliser[part] = scaled.gather(1, targets[part, None])[:, 0] - log_probs[part]
             if with_entropy:
-                entropy[part] = normaliser[part] - (scaled.softmax(-1) * scaled).sum(-1)
+                entropy[part] = normaliser[part] - scaled.softmax(-1).mul_(scaled).sum(-1)
         ctx.save_for_backward(logits, targets, normaliser, entropy)
         ctx.temperature, ctx.with_entropy = temperature, with_entropy
         return log_probs, entropy
@@ -86,16 +89,18 @@ class _SelectedLogProbs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_log_probs: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
         logits, targets, normaliser, entropy = ctx.saved_tensors
-        gradient = torch.empty_like(logits)
+        weights = (grad_log_probs / ctx.temperature)[:, None]
         for part in _chunks(*logits.shape):
-            log_p = scale(logits[part], ctx.temperature) - normaliser[part, None]
-            p = log_p.exp()
-            weight = grad_log_probs[part, None]
+            piece = scale(logits[part], ctx.temperature).sub_(normaliser[part, None])
             if ctx.with_entropy:
-                weight = weight + grad_entropy[part, None] * (log_p + entropy[part, None])
-            piece = (-p * weight).scatter_add_(1, targets[part, None], grad_log_probs[part, None])
-            gradient[part] = piece / ctx.temperature
-        return gradient, None, None, None
+                factor = (piece + entropy[part, None]).mul_(grad_entropy[part, None] / ctx.temperature)
+                piece.exp_().mul_(factor.add_(weights[part]).neg_())
+            else:
+                piece.exp_().mul_(-weights[part])
+            piece.scatter_add_(1, targets[part, None], weights[part])
+            if piece.data_ptr() != logits[part].data_ptr():  # scaling made a copy
+                logits[part] = piece
+        return logits, None, None, None
 
 
 def _chunks(rows: int, width: int) -> Iterator[slice]:

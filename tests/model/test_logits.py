@@ -31,7 +31,7 @@ def test_equals_float64_autograd(temperature: float, with_entropy: bool) -> None
     logits, targets = example()
     mine, exact = logits.clone().requires_grad_(), logits.double().requires_grad_()
     weights = torch.linspace(-1, 2, len(targets))
-    log_probs, entropy = selected_log_probs(mine, targets, temperature, with_entropy)
+    log_probs, entropy = selected_log_probs(mine * 1, targets, temperature, with_entropy)
     want_log_probs, want_entropy = reference(exact, targets, temperature)
     torch.testing.assert_close(log_probs.double(), want_log_probs, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy.double(), want_entropy * with_entropy, atol=1e-5, rtol=0)
@@ -43,7 +43,7 @@ def test_equals_float64_autograd(temperature: float, with_entropy: bool) -> None
 def test_half_precision_keeps_its_dtype_in_the_gradient_and_float32_in_the_value() -> None:
     logits, targets = example()
     half = logits.bfloat16().requires_grad_()
-    log_probs, _ = selected_log_probs(half, targets, 1.0)
+    log_probs, _ = selected_log_probs(half * 1, targets, 1.0)
     log_probs.sum().backward()
     assert log_probs.dtype == torch.float32
     assert half.grad.dtype == torch.bfloat16
@@ -54,8 +54,37 @@ def test_half_precision_keeps_its_dtype_in_the_gradient_and_float32_in_the_value
 def test_no_rows_give_no_gradient() -> None:
     logits = example()[0].requires_grad_()
     nothing = torch.zeros(0, dtype=torch.int64)
-    selected_log_probs(logits[:0], nothing, 1.0)[0].sum().backward()
+    selected_log_probs(logits[:0] * 1, nothing, 1.0)[0].sum().backward()
     assert not logits.grad.any()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_takes_the_memory_of_the_logits_and_no_other(temperature: float, dtype: torch.dtype) -> None:
+    values, targets = example()
+    leaf = values.to(dtype).requires_grad_()
+    logits = leaf * 1
+    address = logits.data_ptr()
+    found: list[int] = []
+    logits.register_hook(lambda gradient: found.append(gradient.data_ptr()))
+    selected_log_probs(logits, targets, temperature)[0].sum().backward()
+    assert found == [address]
+    assert torch.equal(leaf.detach(), values.to(dtype))
+
+
+def test_memory_that_others_need_is_not_taken_in_silence() -> None:
+    values, targets = example()
+    leaf = values.requires_grad_()
+    with pytest.raises(AssertionError, match="parameter"):
+        selected_log_probs(leaf, targets, 1.0)
+    capped = (leaf * 1).tanh()  # its backward pass reads its own output
+    total = selected_log_probs(capped, targets, 1.0)[0].sum() + capped.exp().sum()
+    with pytest.raises(RuntimeError, match="inplace"):
+        total.backward()
+    again = selected_log_probs(leaf * 1, targets, 1.0)[0].sum()
+    again.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        again.backward()
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
