@@ -338,7 +338,7 @@ def test_dotted_keys_exist(page: str) -> None:
 def test_settings_in_examples_exist(page: str) -> None:
     """Of `key: value` between backticks, and of YAML blocks."""
     known = {part for section in [*MODELS.values(), SCHEMA] for key in keys(section) for part in key.split(".")}
-    known |= {*SECTIONS, "runs"}
+    known |= {*SECTIONS, *METHODS, "runs"}
     for span in spans(TEXTS[page]):
         setting = re.fullmatch(r"(?:\w+\.)*([a-z_]+): \S.*", span)
         if setting and setting[1] != "wheel":  # a form of model.base

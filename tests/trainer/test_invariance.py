@@ -76,7 +76,8 @@ def job_of(kind, world, place, budget, monkeypatch, **overrides):
 
 def separate(job):
     """Moves policy and reference apart: where they are equal, rewards of preference methods and the KL are rounding."""
-    model = job.reference.model if isinstance(job, OnlineJob) else job.actor.model if hasattr(job, "actor") else None
+    reference = job.reference if isinstance(job, OnlineJob) else None
+    model = reference.model if reference else job.actor.model if hasattr(job, "actor") else None
     if model is not None:
         noise = torch.Generator().manual_seed(0)
         with torch.no_grad():

@@ -37,7 +37,7 @@ def test_micro_batches_change_nothing(kind, world, tmp_path, watch, monkeypatch)
     found = []
     for budget in (WHOLE, 40):
         settings = {"epochs": 1, "minibatch": 100} if kind in SAMPLED else {}
-        if kind in ("remax", "reinforce++"):
+        if kind in ("remax", "reinforce++", "raft"):
             settings["prompts_per_step"] = 12
         found.append(watch(job_of(kind, world, tmp_path / str(budget), budget, monkeypatch, **settings)))
     assert found[1].sizes[0] > found[0].sizes[0] == 1
@@ -71,7 +71,7 @@ def test_groups_that_teach_nothing_are_replaced(world, tmp_path, monkeypatch):
 
 
 def test_where_no_group_teaches_the_step_goes_on(world, tmp_path, monkeypatch):
-    job = plain_job("dapo", world, tmp_path, most_batches=2)
+    job = plain_job("dapo", world, tmp_path, most_batches=2, overlong_buffer=0.0)
     monkeypatch.setattr(job.reward, "score", lambda rows: torch.zeros(len(rows)))
     metrics, _ = job.step(1)
     assert metrics["rollout/batches"] == 2 and metrics["rollout/equal_groups"] == 1
@@ -197,3 +197,41 @@ def test_an_argument_that_nobody_gives_is_named(own, tmp_path):
     run = run_of("grpo", policy_loss=f"{own}:shifted")
     with pytest.raises(UserError, match="wants tau; give it in the run's options"):
         parts_of(run, {"policy_loss": own})
+
+
+def test_a_shared_trunk_gives_the_policys_log_probs_and_the_heads_values(world, tmp_path):
+    job = plain_job("ppo", world, tmp_path, shared_trunk=True)
+    samples, _ = job.collect(1)
+    rows = [(sample.prompt_ids, sample.completion_ids) for sample in samples]
+    log_probs, values = job.actor.log_probs_and_values(rows)
+    assert torch.allclose(log_probs, job.actor.log_probs(rows), atol=1e-5)
+    for number, (prompt, completion) in enumerate(rows):
+        with torch.no_grad():
+            hidden = job.actor.model.base_model(torch.tensor([[*prompt, *completion]])).last_hidden_state[0]
+            alone = job.actor.module.head(hidden)[len(prompt) - 1 : -1, 0]
+        assert torch.allclose(values[number, : len(completion)], alone, atol=1e-5)
+
+
+def test_a_shared_trunk_learns_from_both_losses(world, tmp_path):
+    stage = run_stage(
+        make_stage("ppo", world, tmp_path, steps=6, shared_trunk=True, value_coef=1.0, learning_rate=3e-3)
+    )
+    found = stage.metric("train/value_loss")
+    assert found[-1] < found[0], "the head learns the returns"
+    assert all(metrics["train/loss"] != metrics["train/value_loss"] for metrics in stage.tracker.steps.values())
+
+
+@pytest.mark.parametrize("budget", [40])
+def test_micro_batches_change_nothing_with_a_shared_trunk_and_entropy(budget, world, tmp_path, watch, monkeypatch):  # noqa: F811
+    settings = {"shared_trunk": True, "entropy_coef": 0.1, "epochs": 1, "minibatch": 100, "prompts_per_step": 12}
+    found = [
+        watch(job_of("ppo", world, tmp_path / str(each), each, monkeypatch, **settings)) for each in (WHOLE, budget)
+    ]
+    assert found[1].sizes[0] > found[0].sizes[0] == 1
+    check_same(*found)
+
+
+@pytest.mark.parametrize("budget", [None, 1e-6])
+def test_a_budget_ends_a_run_without_a_price_on_kl(budget, world, tmp_path):
+    stage = run_stage(make_stage("opo", world, tmp_path, steps=4, kl_budget=budget, learning_rate=1e-2))
+    assert len(stage.tracker.steps) == (4 if budget is None else 2)

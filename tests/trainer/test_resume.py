@@ -28,6 +28,24 @@ def test_kill_and_restart_give_the_same_bytes(kind, world, tmp_path):
     assert whole <= done < 1.3 * whole
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("bco", {}),
+        ("dapo", {"most_batches": 2}),
+        ("remax", {}),
+        ("online_dpo", {}),
+        ("ppo", {"kl_target": 0.01, "shared_trunk": True, "entropy_coef": 0.01}),
+    ],
+)
+def test_what_other_methods_keep_survives_a_kill(kind, settings, world, tmp_path):
+    """BCO's shift, further prompts, greedy samples, the KL coefficient, and whether the generator's numbers serve."""
+    assert run_in_process(kind, world, tmp_path / "whole", **settings) == 0
+    assert run_in_process(kind, world, tmp_path / "twice", kill_at=8, **settings) == -9
+    assert run_in_process(kind, world, tmp_path / "twice", **settings) == 0
+    assert digests(tmp_path / "twice" / "out") == digests(tmp_path / "whole" / "out")
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_and_sigterm_keep_the_step_under_way(signum, world, tmp_path):
     assert run_in_process("dpo", world, tmp_path, kill_at=5, kill_with=signum) == 128 + signum
