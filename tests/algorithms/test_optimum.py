@@ -11,8 +11,10 @@ import functools
 import itertools
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import Tensor
 
 from posttrain.algorithms.kl import k1, k2, k3, penalised_rewards
@@ -59,19 +61,16 @@ def closed_form(reference: Tensor, reward: Tensor, beta: float) -> Tensor:
 
 def minimum(loss: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     """The logits where L-BFGS ends."""
-    leaf = start.clone().requires_grad_()
-    search = torch.optim.LBFGS(
-        [leaf], max_iter=500, max_eval=1000, tolerance_grad=1e-10, tolerance_change=0, line_search_fn="strong_wolfe"
-    )
 
-    def closure() -> Tensor:
-        search.zero_grad()
+    def value_and_gradient(x: np.ndarray) -> tuple[float, np.ndarray]:
+        leaf = torch.from_numpy(x.copy()).view_as(start).requires_grad_()
         value = loss(leaf)
         value.backward()
-        return value
+        return value.item(), leaf.grad.flatten().numpy()
 
-    search.step(closure)
-    return leaf.detach()
+    options = {"maxiter": 1000, "ftol": 0, "gtol": 1e-11}
+    found = minimize(value_and_gradient, start.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
+    return torch.from_numpy(found.x).view_as(start)
 
 
 def gradient(loss: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
