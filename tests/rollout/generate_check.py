@@ -13,11 +13,12 @@ import transformers
 
 from posttrain.errors import UserError
 from posttrain.model.batch import collate, token_log_probs
+from posttrain.rollout.decoder import decoder_for
 from posttrain.rollout.engine import Request, Sampling
 from posttrain.rollout.transformers_engine import TransformersEngine
 from tests.model.tiny import ARCHITECTURES, tiny_model
 
-PROMPTS = [list(range(3, 3 + length)) for length in (5, 1, 17, 9)]
+PROMPTS = [list(range(3, 3 + length)) for length in (5, 1, 17, 9, 9, 9)]
 
 
 def check(arch: str) -> dict[str, object]:
@@ -28,7 +29,7 @@ def check(arch: str) -> dict[str, object]:
     greedy = engine.generate(requests, Sampling(12, 1.0, eos_id=2, batch=3, greedy=True))
     arguments = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
     theirs = [model.generate(torch.tensor([ids]), **arguments)[0, len(ids) :].tolist() for ids in PROMPTS]
-    # An end token that a random model meets soon, so that rows retire.
+    # An end token that a random model meets soon, so that rows retire and others take their places.
     sampled = engine.generate(requests, Sampling(12, 2.0, eos_id=greedy[0].ids[0], batch=4))
     batch = collate([(ids, c.ids) for ids, c in zip(PROMPTS, sampled, strict=True)], pad_id=0)
     trainer = token_log_probs(model, batch, 2.0)
@@ -41,6 +42,7 @@ def check(arch: str) -> dict[str, object]:
         "greedy": [c.ids for c in greedy] == theirs,
         "gap": max(gaps),
         "lengths": [len(c.ids) for c in sampled],
+        "decoder": type(decoder_for(model, 4, 17, 12)).__name__,
     }
 
 

@@ -30,5 +30,6 @@ def test_generation_under_4_51(transformers4: str) -> None:
         assert line["transformers"].startswith("4.51.")
         assert line["greedy"]
         assert line["gap"] < 1e-4
+        assert line["decoder"] == ("PlainDecoder" if line["arch"] == "gpt2" else "SlotDecoder")
     assert any(min(line["lengths"]) < max(line["lengths"]) for line in found), "no row was retired"
     assert "window is 8" in windowed["refused"]

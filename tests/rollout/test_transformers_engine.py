@@ -72,16 +72,20 @@ def test_log_probs_are_the_trainers(arch: str) -> None:
             assert gap.abs().max() < 1e-4
 
 
+def greedy_by_transformers(model: nn.Module, request: Request) -> list[int]:
+    ids = torch.tensor([request.prompt_ids])
+    arguments = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
+    tokens: Tensor = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)
+    return tokens[0, ids.shape[1] :].tolist()
+
+
 @pytest.mark.parametrize("arch", ALL)
 def test_greedy_equals_transformers_generate(arch: str) -> None:
     model = ending_model(arch, greedy=True)
     asked = requests()
     completions = TransformersEngine(model).generate(asked, sampling(greedy=True))
     for request, completion in zip(asked, completions, strict=True):
-        ids = torch.tensor([request.prompt_ids])
-        arguments = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": EOS, "pad_token_id": 0}
-        theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **arguments)[0, ids.shape[1] :]
-        assert completion.ids == theirs.tolist()
+        assert completion.ids == greedy_by_transformers(model, request)
 
 
 def test_ids_end_with_the_eos_that_was_sampled() -> None:
@@ -111,15 +115,29 @@ def test_the_seed_decides_the_sample_and_a_longer_limit_only_continues_it() -> N
     assert longer.ids[:6] == short[0].ids
 
 
-def test_finished_rows_cost_nothing() -> None:
+def test_finished_rows_cost_nothing_and_shared_prompts_are_read_once() -> None:
     model = ending_model("llama")
+    read: list[int] = []
     rows: list[int] = []
-    model.register_forward_pre_hook(
-        lambda module, arguments, inputs: rows.append(len(inputs["input_ids"])), with_kwargs=True
+
+    def count(module: nn.Module, arguments: Any, inputs: dict[str, Any]) -> None:
+        ids = inputs["input_ids"]
+        (rows if inputs["past_key_values"].get_seq_length() else read).append(len(ids))
+
+    model.register_forward_pre_hook(count, with_kwargs=True)
+    completions = TransformersEngine(model).generate(
+        [Request(request.prompt_ids, seed) for request in requests() for seed in range(3)], sampling(batch=30)
     )
-    completions = TransformersEngine(model).generate(requests(), sampling(batch=10))
     lengths = [len(completion.ids) for completion in completions]
-    assert rows == [sum(length > step for length in lengths) for step in range(max(lengths))]
+    assert sum(read) == len(requests())
+    assert rows == [sum(length > step for length in lengths) for step in range(1, max(lengths))]
+
+
+def test_a_repeated_call_gives_the_same_bytes() -> None:
+    asked = [Request(request.prompt_ids, seed) for request in requests() for seed in range(3)]
+    model = ending_model("qwen2")
+    first, second = (TransformersEngine(model).generate(asked, sampling(batch=7)) for _ in range(2))
+    assert first == second
 
 
 def test_training_mode_is_put_back_and_dropout_is_off() -> None:
