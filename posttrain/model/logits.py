@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 # Elements of a float32 working copy: 1 MiB, so that it stays in a core's cache.
 CHUNK_ELEMENTS = 1 << 18
+# Tokens of a vocabulary that are drawn from in one step.
+BLOCK = 512
 
 
 def scale(logits: Tensor, temperature: float) -> Tensor:
@@ -46,20 +48,40 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     """Draws one token per row by the inverse of the distribution function, from `uniforms` [B] in [0, 1), float64.
 
     `logits` is [B, V]. Returns the ids [B] and their log-probabilities [B] (float32, after temperature). A token whose
-    probability is zero in float32 is never drawn.
+    probability is zero in float32 is never drawn. A large vocabulary is drawn from in two steps, a block and a token in
+    it, so that nothing of its size is held in float64.
     """
     log_probs = scale(logits, temperature).log_softmax(-1)
-    cumulative = log_probs.exp().cumsum(-1, dtype=torch.float64)
-    # A float64 below 1 is at most 1 - 2**-53: the product stays below the total, also when rounded, and the first entry
-    # above it exists and has a share of its own.
-    ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return ids[:, 0], log_probs.gather(1, ids)[:, 0]
+    width = log_probs.shape[-1]
+    if width <= BLOCK:
+        ids, _ = _choose(log_probs.exp(), uniforms)
+    else:
+        shares = pad(log_probs, (0, -width % BLOCK), value=-torch.inf).exp_().unflatten(-1, (-1, BLOCK))
+        blocks, rest = _choose(shares.sum(-1), uniforms)
+        places, _ = _choose(shares[torch.arange(len(shares), device=shares.device), blocks], rest)
+        ids = blocks * BLOCK + places
+    return ids, log_probs.gather(1, ids[:, None])[:, 0]
 
 
 def best(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The most probable token of each row of `logits` [B, V], and its log-probability after temperature."""
     ids = logits.argmax(-1, keepdim=True)
     return ids[:, 0], scale(logits, temperature).log_softmax(-1).gather(1, ids)[:, 0]
+
+
+def _choose(shares: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """For each row of `shares` [B, N] (float32), the entry that its number in [0, 1) falls into; shares are as wide.
+
+    Returns the entries' indices [B], none of them with a share of zero, and where within the entry the number fell, [B]
+    in [0, 1).
+    """
+    cumulative = shares.cumsum(-1, dtype=torch.float64)
+    # A float64 below 1 is at most 1 - 2**-53: the product stays below the total, also when rounded, and the first entry
+    # above it exists and has a share of its own.
+    target = uniforms[:, None] * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True)
+    rest = 1 - (cumulative.gather(1, index) - target) / shares.gather(1, index)
+    return index[:, 0], rest[:, 0].clamp(0, 1 - 2.0**-53)
 
 
 class _SelectedLogProbs(torch.autograd.Function):

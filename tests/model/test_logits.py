@@ -124,3 +124,27 @@ def test_best_is_the_argmax_with_its_log_probability() -> None:
     ids, log_probs = best(logits, 0.7)
     assert torch.equal(ids, logits.argmax(-1))
     torch.testing.assert_close(log_probs, (logits / 0.7).log_softmax(-1).max(-1).values)
+
+
+@pytest.mark.parametrize("width", [512, 513, 3000, 4096])
+def test_draw_from_a_large_vocabulary_is_the_inverse_of_the_distribution(width: int) -> None:
+    generator = torch.Generator().manual_seed(width)
+    logits = 5 * torch.randn(400, width, generator=generator)
+    logits[:, generator.initial_seed() % 7 :: 7] = -500.0
+    uniforms = torch.rand(400, dtype=torch.float64, generator=generator)
+    ids, log_probs = draw(logits, uniforms, 0.8)
+    exact = (logits.double() / 0.8).log_softmax(-1)
+    until = exact.exp().cumsum(-1).gather(1, ids[:, None])[:, 0]
+    # The number falls into the token's own part of [0, 1), to within float32.
+    assert (uniforms < until + 1e-6).all()
+    assert (uniforms > until - exact.exp().gather(1, ids[:, None])[:, 0] - 1e-6).all()
+    torch.testing.assert_close(log_probs, exact.gather(1, ids[:, None])[:, 0].float(), rtol=0, atol=1e-5)
+    assert (ids % 7 != generator.initial_seed() % 7).all()
+
+
+def test_draw_from_a_large_vocabulary_at_the_edges() -> None:
+    logits = torch.full((3, 2000), -500.0)
+    logits[0, 700:702], logits[1, [0, 1999]], logits[2, 511:513] = 0.0, 0.0, 0.0
+    for uniform, want in ((0.0, [700, 0, 511]), (0.5, [701, 1999, 512]), (1 - 2.0**-53, [701, 1999, 512])):
+        ids, _ = draw(logits, torch.full((3,), uniform, dtype=torch.float64), 1.0)
+        assert ids.tolist() == want
