@@ -12,19 +12,20 @@ FOLDER = Path(__file__).resolve().parent.parent / "vectors"
 RTOL = 1e-9
 
 
-def differences(stored: Any, fresh: Any, where: str = "") -> list[str]:
-    """Places where two trees of dicts, lists and numbers differ by more than RTOL (absolute below 1)."""
+def differences(stored: Any, fresh: Any, tolerance: float, where: str = "") -> list[str]:
+    """Places where two trees of dicts, lists and numbers differ by more than the tolerance (absolute below 1)."""
     if isinstance(stored, dict) and isinstance(fresh, dict) and stored.keys() == fresh.keys():
-        return [line for key in stored for line in differences(stored[key], fresh[key], f"{where}/{key}")]
+        return [line for key in stored for line in differences(stored[key], fresh[key], tolerance, f"{where}/{key}")]
     if isinstance(stored, list) and isinstance(fresh, list) and len(stored) == len(fresh):
         pairs = enumerate(zip(stored, fresh, strict=True))
-        return [line for i, pair in pairs for line in differences(*pair, f"{where}[{i}]")]
+        return [line for i, pair in pairs for line in differences(*pair, tolerance, f"{where}[{i}]")]
     if isinstance(stored, (int, float)) and isinstance(fresh, (int, float)):
-        return [] if math.isclose(stored, fresh, rel_tol=RTOL, abs_tol=RTOL) else [f"{where}: {stored} != {fresh}"]
+        equal = math.isclose(stored, fresh, rel_tol=tolerance, abs_tol=tolerance)
+        return [] if equal else [f"{where}: {stored} != {fresh}"]
     return [] if stored == fresh else [f"{where}: {stored!r} != {fresh!r}"]
 
 
-def main(file: str, fresh: dict[str, Any]) -> None:
+def main(file: str, fresh: dict[str, Any], tolerance: float = RTOL) -> None:
     """`--write` stores the vectors; without it they are compared, and any difference is exit status 1."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true", help="store the vectors instead of comparing them")
@@ -32,7 +33,7 @@ def main(file: str, fresh: dict[str, Any]) -> None:
     if parser.parse_args().write:
         path.write_text(json.dumps(fresh) + "\n")
         return
-    found = differences(json.loads(path.read_text()), fresh)
+    found = differences(json.loads(path.read_text()), fresh, tolerance)
     if found:
         raise SystemExit(f"{file}: {len(found)} differences, the first: " + "; ".join(found[:5]))
     print(f"{file}: equal to {fresh['peer']} {fresh['version']}")
