@@ -20,8 +20,10 @@ RULES = """
     model/test_export.py::test_generation_ends_with_the_tokenizers_eos_whatever_the_base_said
 3. the first and the last response token are trained
     stages/test_sft.py::test_first_and_last_completion_token_are_trained_and_no_prompt_token
+    trainer/test_supervised.py::test_the_number_of_trained_tokens
 4. labels are shifted in one place
     model/test_batch.py::test_token_log_probs_equal_an_unpadded_row_by_hand
+    trainer/test_supervised.py::test_a_step_and_the_validation_on_whole_texts_are_those_of_a_language_model
 5. a row with nothing to train on is an error with its id
     stages/test_sft.py::test_rows_that_cannot_be_trained_on
 6. prompt and response are tokenised apart

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,8 +26,8 @@ class SupervisedTokens(Job):
 
     def __init__(self, model: PreTrainedModel, rows: Sequence[Row], settings: SFT, forward: Forward, seed: int) -> None:
         self.rows, self.seed, self.alpha = rows, seed, settings.neftune_alpha
-        self.actor = Actor(model, settings, forward.of(model), seed)
-        self.forward = dataclasses.replace(forward, packing=None) if self.alpha > 0 else self.actor.forward
+        self.actor = Actor(model, settings, forward, seed)
+        self.forward = forward.of(model) if self.alpha == 0 else forward
         self.learners = {"actor": self.actor.learner}
         self.order = Order(seed, len(rows), settings.minibatch)
         self.data = data_digest(rows)
