@@ -35,6 +35,7 @@ lint: .venv/.dev ## ruff, mypy, snakefmt and Snakemake's own linter
 
 test-peers: $(PEERS:%=.venv/peers/%/.installed) ## recompute the stored vectors with TRL and verl themselves
 	@for peer in $(PEERS); do .venv/peers/$$peer/bin/python tests/oracles/recompute/$${peer}_vectors.py || exit 1; done
+	@.venv/peers/trl/bin/python tests/oracles/recompute/trl_curves.py
 
 transformers4: $(OLDER)/.installed ## an environment with the CUDA 12.1 image's transformers, for the tests that need it
 
