@@ -28,7 +28,7 @@ from transformers import (
 from vectors import main
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
-from posttrain.trainer.order import Order  # noqa: E402  it needs torch alone
+from posttrain.trainer.order import Order  # that needs torch alone
 
 # Float32 on other processors rounds otherwise.
 TOLERANCE = 1e-5
