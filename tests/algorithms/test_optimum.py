@@ -132,19 +132,20 @@ def test_expectations_of_estimators_are_the_exact_kl(estimator, logits, referenc
     close((log_p(policy).exp() * each).sum(), kl(log_p(policy), reference), 1e-12)
 
 
-def test_the_expected_gradient_of_k2_is_that_of_the_kl(logits):
-    """One token long, where the KL of a sequence is that of its token."""
-    policy, target = logits[:1].flip(1), logits[:1].log_softmax(dim=-1)
-    all_tokens = torch.ones_like(policy, dtype=torch.bool)
-    fixed = policy.log_softmax(dim=-1).exp()
-
-    def expected(x: Tensor) -> Tensor:
-        return (fixed * k2(x.log_softmax(dim=-1), target, all_tokens)).sum()
-
-    def exact(x: Tensor) -> Tensor:
-        return kl(x.log_softmax(dim=-1), target)
-
-    close(gradient(expected, policy), gradient(exact, policy), 1e-12)
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_what_an_estimator_in_the_loss_pulls_at_on_policy(name, logits):
+    """k1 at nothing, k2 at KL(policy, reference), k3 at KL(reference, policy); for one token, from all tokens."""
+    policy, target = logits[0].flip(0), logits[0].log_softmax(dim=-1)
+    mask = torch.ones_like(policy, dtype=torch.bool)
+    fixed = policy.softmax(dim=-1)
+    estimator = {"k1": k1, "k2": k2, "k3": k3}[name]
+    pull = gradient(lambda x: (fixed * estimator(x.log_softmax(dim=-1), target, mask)).sum(), policy)
+    exact = {
+        "k1": lambda x: 0 * x.sum(),
+        "k2": lambda x: kl(x.log_softmax(dim=-1), target),
+        "k3": lambda x: kl(target, x.log_softmax(dim=-1)),
+    }[name]
+    close(pull, gradient(exact, policy), 1e-12)
 
 
 # --- pairs ----------------------------------------------------------------------------------------------------------
