@@ -30,7 +30,7 @@ from tests.trainer.harness import make_stage
 CSV = Path(__file__).parents[2] / "docs" / "results" / "curves.csv"
 COLUMNS = ("training", "step", "trl", "posttrain")
 FORWARD = Forward(PAD, microbatch_tokens=80)
-"""So small that most minibatches are several micro-batches."""
+"""So small that each minibatch is 2 to 4 micro-batches."""
 
 
 def curve(kind: str, place: Path, *, first: int = STEPS, seed: int = SEED, **changed: Any) -> list[float]:
