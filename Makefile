@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALL := -m pip --disable-pip-version-check --quiet install
 SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) $(if $(CONFIG),--configfile $(CONFIG))
 HOST_LOCKS := envs/driver.lock envs/cpu.lock
-PEERS := trl verl
+PEERS := trl trl_older verl
 OLDER := .venv-transformers4
 
 .PHONY: help venv run run-containers test lint test-peers transformers4 apptainer ui lock data clean
