@@ -3,6 +3,9 @@
 Rewards stand at every token, so an outcome is a sum. The exact gradient of the expected reward comes from all
 completions; an estimator's expected gradient from all batches that it could be given, each with its probability. So
 there is nothing to sample, and equality is to rounding.
+
+GSPO is not among the losses: its ratio is the geometric mean over a row's tokens, so that a row's gradient is divided
+by its length, and what comes out is no multiple of the exact gradient. For rows of one length: test_optimum.py.
 """
 
 from __future__ import annotations
