@@ -116,7 +116,7 @@ def test_the_critic_s_adapters_are_its_own() -> None:
 
     found = [first(critic_of(seed=0).module), first(critic_of(seed=1).module)]
     found.append(first(Actor(tiny_model("gpt2"), SETTINGS, Forward(0, 1000), 0).model))
-    assert len({float(tensor[0, 0]) for tensor in found}) == 3
+    assert len({tensor[0, 0].item() for tensor in found}) == 3
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
