@@ -9,8 +9,9 @@ SNAKEMAKE := $(BIN)/snakemake --cores $(CORES) $(if $(CONFIG),--configfile $(CON
 HOST_LOCKS := envs/driver.lock envs/cpu.lock
 PEERS := trl trl_older verl
 OLDER := .venv-transformers4
+BENCH ?=
 
-.PHONY: help venv run run-containers test lint test-peers transformers4 apptainer ui lock data clean
+.PHONY: help venv run run-containers test lint test-peers bench transformers4 apptainer ui lock data clean
 .DEFAULT_GOAL := help
 
 help: ## show these targets
@@ -36,6 +37,9 @@ lint: .venv/.dev ## ruff, mypy, snakefmt and Snakemake's own linter
 test-peers: $(PEERS:%=.venv/peers/%/.installed) ## recompute the stored vectors with TRL and verl themselves
 	@for peer in $(PEERS); do .venv/peers/$$peer/bin/python tests/oracles/recompute/$${peer}_vectors.py || exit 1; done
 	@.venv/peers/trl/bin/python tests/oracles/recompute/trl_curves.py
+
+bench: venv $(patsubst %,.venv/peers/%/.installed,trl trl_older) ## training speed beside TRL's and the floor's: make bench BENCH="--rows sft*"
+	$(BIN)/python -m bench $(BENCH)
 
 transformers4: $(OLDER)/.installed ## an environment with the CUDA 12.1 image's transformers, for the tests that need it
 

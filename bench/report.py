@@ -1,0 +1,85 @@
+"""The table and the JSON file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HEADS = (
+    "row", "ours\ntokens/CPU-s", "TRL\ntokens/CPU-s", "floor\ntokens/CPU-s",
+    "ours/TRL", "floor/TRL\n(ceiling)", "ours/floor",
+    "ours\npeak MiB", "TRL\npeak MiB", "ours\nMFU", "floor\nMFU", "TRL's settings",
+)  # fmt: skip
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """One line for each row; a dash where a side has no figure."""
+    found = Table(box=None, header_style="bold")
+    for head in HEADS:
+        found.add_column(head, justify="left" if head in ("row", "TRL's settings") else "right")
+    for row in rows:
+        found.add_row(*cells(row))
+    return found
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """The texts of one line."""
+
+    def of(side: str, name: str, form: str) -> str:
+        return format(row[side][name], form) if side in row else "-"
+
+    def share(name: str) -> str:
+        return "-" if row[name] is None else f"{row[name]:.2f}"
+
+    return [
+        row["row"],
+        *(of(side, "tokens_per_cpu_second", ".0f") for side in ("ours", "trl", "floor")),
+        *(share(name) for name in ("ours_to_trl", "ceiling", "ours_to_floor")),
+        *(of(side, "peak_mib", ".0f") for side in ("ours", "trl")),
+        *(
+            f"{row[side]['utilisation']:.0%}" if "utilisation" in row.get(side, {}) else "-"
+            for side in ("ours", "floor")
+        ),
+        row["trl_settings"] or "-",
+    ]
+
+
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Prints the table, then what failed."""
+    console.print(table(rows))
+    rates = [row["matmul_rate"] for row in rows if "matmul_rate" in row]
+    if rates:
+        console.print(f"matrix products: {max(rates) / 1e9:.1f} GFLOP/s in float32 on one thread")
+    for row in rows:
+        for side, reason in row["failed"].items():
+            console.print(f"{row['row']}, {side} failed:\n{reason}", style="red", markup=False, highlight=False)
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]], rounds: dict[str, Any], options: dict[str, Any]) -> None:
+    """All figures, and every step behind them."""
+    content = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "processor": processor(),
+        "options": options,
+        "rows": rows,
+        "rounds": rounds,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def processor() -> str:
+    """The name of the CPU."""
+    facts = Path("/proc/cpuinfo")
+    if facts.is_file():
+        for line in facts.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
