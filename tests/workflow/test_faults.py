@@ -55,6 +55,7 @@ def with_change(*keys: str, value: Any) -> dict[str, Any]:
         (("sft", "step"), 3, ["sft.step", "sft.steps"]),
         (("runs", "ppo", "method"), "pqo", ["runs.ppo.method", "ppo"]),
         (("resources", "image"), "gpu", ["resources.image", "cuda121"]),
+        (("runs", "ppo", "policy_loss"), "cliped", ["runs.ppo", "policy_loss is 'cliped'", "'clipped'"]),
         (("experiment",), "a b", ["experiment"]),
     ],
 )
@@ -62,6 +63,34 @@ def test_a_wrong_key_or_value_is_named(fresh: Project, keys: tuple[str, ...], va
     fresh.write_config(with_change(*keys, value=value))
     message = message_of(fresh)
     assert all(word in message for word in ["config.yaml", *said]), message
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        (None, {}, "there is no file mine.py"),
+        ("def other(): pass", {}, "mine.py has no function loss; define it there"),
+        ("def loss(", {}, "mine.py is no Python"),
+        ("def loss(*t, tau): pass", {}, "wants tau; give it as runs.ppo.options.tau"),
+        ("def loss(*t, tau=1): pass", {"tua": 2}, "runs.ppo.options.tua is an argument of none"),
+        ("import nothing_like_it\ndef loss(*t, clip_low): pass", {}, ""),
+    ],
+)
+def test_a_loss_of_ones_own_is_read_before_anything_runs(
+    fresh: Project, source: str | None, options: dict[str, Any], said: str
+) -> None:
+    """Read and not run: what it imports is there where it runs."""
+    (fresh.folder / "mine.py").unlink(missing_ok=True)
+    if source is not None:
+        (fresh.folder / "mine.py").write_text(source)
+    config = with_change("runs", "ppo", "policy_loss", value="mine.py:loss")
+    config["runs"]["ppo"]["options"] = options
+    fresh.write_config(config)
+    if said:
+        message = message_of(fresh)
+        assert "runs.ppo" in message and said in message
+    else:
+        assert fresh.snakemake("-n", check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,34 @@ def test_a_new_run_is_the_only_one_to_train(project: Project) -> None:
     assert project.planned() == NOTHING
 
 
+LOSS = """
+import torch
+
+def soft(log_probs, old, advantages, mask, *, clip_low, sharpness):
+    losses = -advantages * torch.where(mask, log_probs - old, 0.0).exp().clamp(min=1 - clip_low) * sharpness
+    return torch.where(mask, losses, 0.0), {}
+"""
+
+
+def test_a_loss_of_ones_own_reruns_its_run_alone(project: Project) -> None:
+    file = project.folder.parent / "losses" / "mine.py"  # outside the working directory
+    file.parent.mkdir()
+    file.write_text(LOSS)
+    config = project.config()
+    mine = {"policy_loss": "../losses/mine.py:soft", "options": {"sharpness": 2.0}}
+    config["runs"]["mine"] = {"method": "grpo", **ONLINE, "samples_per_prompt": 2, **mine}
+    project.write_config(config)
+    assert project.planned() == changed_run("mine")
+    project.run()
+    held = project.manifest("runs/mine")["inputs"]["policy_loss"]
+    assert held == hashlib.sha256(file.read_bytes()).hexdigest()
+    os.utime(file)
+    assert project.planned() == NOTHING
+    file.write_text(LOSS.replace("* sharpness", "/ sharpness"))
+    os.utime(file, (0, 0))
+    assert project.planned() == changed_run("mine")
+
+
 JUDGE = "def score(prompts, completions):\n    return [float(len(text)) for text in completions]\n"
 
 

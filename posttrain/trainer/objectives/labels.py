@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posttrain.algorithms.aggregate import row_sum
+from posttrain.errors import UserError
 from posttrain.model.batch import Row
 from posttrain.roles.learner import Metrics, Stats
 from posttrain.trainer.context import Context
@@ -99,6 +100,8 @@ class BCOLabels(Labels):
     def train_step(self, step: int) -> tuple[Metrics, int]:
         """One optimiser step; its rewards move the shift of the next."""
         metrics, tokens = super().train_step(step)
+        if "train/reward" not in metrics:
+            raise UserError(f"loss: {self.settings.loss} gives no statistic 'reward', which bco needs; add it there")
         rows = self.order.minibatch
         self.shift = self.parts["running_shift"](self.shift, self.seen, metrics["train/reward"], rows)
         self.seen += rows
