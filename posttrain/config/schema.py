@@ -273,6 +273,15 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _pairs_have_gaps(self) -> Config:
+        if self.reward_model.margin and any(source.form == "preference" for source in self.data.sources):
+            raise ValueError(
+                "reward_model.margin is the gap of two ratings, which pairs of form preference do not have; "
+                "set it to false, or take those sources out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _attention_can_be_had(self) -> Config:
         if self.model.attention == "flash_attention_2":
             for key, value, wanted in (

@@ -92,6 +92,17 @@ def test_a_good_file_loads(tmp_path: Path) -> None:
         ('"built-in: tiny"', '""', ["model.base is ''", "at least 1 character"]),
         ("experiment: x", "experiment: x\n? [a, b]\n: c", ["line 3", "a key must be"]),
         ("form: ratings", "form: preference", ["data.sources: sft needs", "is preference; add"]),
+        (
+            "form: ratings}]}",
+            "form: ratings}, {file: b.jsonl, form: preference}]}\nreward_model: {margin: true}",
+            ["reward_model.margin is the gap", "set it to false"],
+        ),
+        (
+            "experiment: x",
+            "experiment: x\nsft: {neftune_alpha: 5, train_layers: 2}",
+            ["neftune_alpha needs all layers"],
+        ),
+        ("experiment: x", "experiment: x\nreward_model: {label_smoothing: 0.5}", ["label_smoothing", "less than 0.5"]),
         ("form: ratings", "form: messages", ["data.sources: reward_model needs", "ratings or preference"]),
         ("method: dpo", "method: kto, preferences: data", ["data.sources: runs.dpo needs a source of form kto"]),
         ("  dpo:", "  sft:", ["runs.sft", "another"]),

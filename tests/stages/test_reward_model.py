@@ -63,7 +63,7 @@ def test_held_out_figures_are_those_of_clear_pairs(world, tmp_path, gaps, counts
                 )
                 margins.append(good - bad)
     found = json.loads((stage.out / "metrics.json").read_text())
-    assert found.keys() == {"eval/test_accuracy", "eval/test_loss"}
+    assert found.keys() == {f"eval/test_{name}" for name in ("accuracy", "loss", "brier", "calibration_error")}
     right = sum(margin > 0 for margin in margins)
     assert 0 < right < len(margins), "the test would see little"
     accuracy, loss = found["eval/test_accuracy"], found["eval/test_loss"]
@@ -74,6 +74,13 @@ def test_held_out_figures_are_those_of_clear_pairs(world, tmp_path, gaps, counts
     assert loss["low"] < loss["value"] < loss["high"]
     width = 2 * 1.96 * math.sqrt(accuracy["value"] * (1 - accuracy["value"]) / len(margins))
     assert accuracy["high"] - accuracy["low"] == pytest.approx(width, rel=0.15), "the binomial's, by theory"
+    probabilities = [1 / (1 + math.exp(-margin)) for margin in margins]
+    brier = found["eval/test_brier"]
+    assert brier["value"] == pytest.approx(sum((1 - p) ** 2 for p in probabilities) / len(margins), abs=1e-4)
+    assert brier["low"] < brier["value"] < brier["high"]
+    error = found["eval/test_calibration_error"]
+    assert error["low"] <= error["value"] <= error["high"]
+    assert error["value"] >= abs(sum(max(p, 1 - p) for p in probabilities) - right) / len(margins) - 1e-4, "bin by bin"
     for name in found:
         assert stage.tracker.final[name] == found[name]["value"]
 

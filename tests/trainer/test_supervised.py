@@ -77,7 +77,7 @@ def test_noise_is_uniform_and_as_wide_as_the_rows_own_length_says(arch):
     batch = collate([ROW, ([1], [2])], pad_id=0)
     with torch.no_grad(), noisy_embeddings(model, batch, alpha, [7, 8]):
         noisy = model.get_input_embeddings()(batch.input_ids)
-    noise = noisy.detach() - model.get_input_embeddings()(batch.input_ids)
+    noise = noisy - model.get_input_embeddings()(batch.input_ids).detach()
     width = model.config.hidden_size
     assert noise.shape == (2, 8, width)
     for line, length in ((0, 8), (1, 2)):
@@ -105,12 +105,12 @@ def test_the_loss_of_a_noisy_step_by_hand(world, tmp_path, monkeypatch):
     assert metrics["train/loss"] == pytest.approx(total / count, rel=1e-5)
 
 
-@pytest.mark.parametrize("loss_on", ["completion", "all"])
-def test_noise_does_not_depend_on_the_micro_batches(loss_on, world, tmp_path, watch, monkeypatch):
+@pytest.mark.parametrize("other", [{}, {"loss_on": "all"}, {"lora": {"rank": 4}}], ids=["completion", "all", "lora"])
+def test_noise_does_not_depend_on_the_micro_batches(other, world, tmp_path, watch, monkeypatch):
     """FIELD_RULES 15, also where texts begin alike: in whole texts all do, and a prompt would be shared."""
-    options = {"loss_on": loss_on, "neftune_alpha": 20.0}
+    options = {**other, "neftune_alpha": 20.0}
     whole = watch(job_of("sft", world, tmp_path / "whole", 1_000_000, monkeypatch, **options))
-    quiet = watch(job_of("sft", world, tmp_path / "quiet", 1_000_000, monkeypatch, loss_on=loss_on))
+    quiet = watch(job_of("sft", world, tmp_path / "quiet", 1_000_000, monkeypatch, **other))
     assert abs(whole.metrics["train/loss"] - quiet.metrics["train/loss"]) > 1e-3, "the noise must count"
     for budget in (1, 35, 90):
         check_same(whole, watch(job_of("sft", world, tmp_path / str(budget), budget, monkeypatch, **options)))
