@@ -22,6 +22,7 @@ from posttrain.roles.actor import Actor
 from posttrain.roles.batches import Forward
 from posttrain.roles.critic import Critic
 from posttrain.roles.reference import Reference
+from posttrain.roles.shared_actor import SharedActor
 from posttrain.rollout.transformers_engine import TransformersEngine
 from tests.model.tiny import tiny_model
 from tests.trainer.harness import digests, make_stage, run_in_process, run_stage
@@ -47,9 +48,11 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stage_changes_adapted_weights_alone_by_what_has_their_rank(kind: str, world: Path, tmp_path: Path) -> None:
-    run_stage(make_stage(kind, world, tmp_path, steps=3, learning_rate=0.01, lora=LORA))
+@pytest.mark.parametrize(("kind", "extra"), [*((kind, {}) for kind in KINDS), ("ppo", {"shared_trunk": True})])
+def test_a_stage_changes_adapted_weights_alone_by_what_has_their_rank(
+    kind: str, extra: dict[str, Any], world: Path, tmp_path: Path
+) -> None:
+    run_stage(make_stage(kind, world, tmp_path, steps=3, learning_rate=0.01, lora=LORA, **extra))
     before, after = weights(world / "sft"), weights(tmp_path / "out")
     if kind == "reward_model":
         assert set(after) - {"score.weight"} == {name for name in before if name.startswith("model.")}
@@ -101,9 +104,10 @@ def test_the_learner_has_masters_and_moments_of_adapters_and_heads_alone() -> No
     }
     assert {tensor.dtype for tensor in state.values()} == {torch.float32}
     assert all(parameter.grad is None for parameter in model.parameters())
-    critic = critic_of(seed=0)
-    rest = {name for name in critic.learner.tensors() if ".lora_" not in name}
-    assert rest == {"model/head.weight", *(f"optimiser/head.weight/{moment}" for moment in moments)}
+    shared = SharedActor(tiny_model("gpt2"), SETTINGS, Forward(0, 1000), 0)
+    for learner in (critic_of(seed=0).learner, shared.learner):
+        rest = {name for name in learner.tensors() if ".lora_" not in name}
+        assert rest == {"model/head.weight", *(f"optimiser/head.weight/{moment}" for moment in moments)}
 
 
 def critic_of(seed: int) -> Critic:
