@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -27,7 +28,7 @@ def margins_of(total, seed, overconfidence=1.0):
 def binned_error(margins, edges):
     """By loops over bins, the way it is written in the paper."""
     total = 0.0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         inside = [m for m in margins if low <= sigmoid(abs(m)) < high or (high == 1 and sigmoid(abs(m)) == 1)]
         if inside:
             share = sum(0.5 if m == 0 else float(m > 0) for m in inside) / len(inside)
