@@ -74,7 +74,9 @@ def test_each_option_moves_what_it_must(rated, tmp_path):
     """A gap pushes margins up, smoothing holds them back, centring draws the mean reward to zero."""
 
     def figures(name, **settings):
-        stage = make_stage("reward_model", rated, tmp_path / name, steps=40, learning_rate=3e-3, **settings)
+        stage = make_stage(
+            "reward_model", rated, tmp_path / name, steps=40, learning_rate=3e-3, microbatch_tokens=1000, **settings
+        )
         found = run_stage(stage).tracker.final
         return found["eval/margin"], abs(found["eval/chosen_reward"] + found["eval/rejected_reward"])
 
