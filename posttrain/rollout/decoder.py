@@ -18,7 +18,7 @@ from posttrain.rollout.slots import Prefix, RecordingCache, SlotCache
 Prompt = tuple[int, ...]
 
 # The tokens of one forward pass over prompts, padding included, and the share of them that may be padding.
-PREFILL_TOKENS = 4096
+PREFILL_TOKENS = 2048
 PADDING = 1 / 8
 
 
