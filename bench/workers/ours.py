@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,7 +85,7 @@ def settings_of(work: Work) -> dict[str, Any]:
     return found
 
 
-def stage_of(work: Work, meter: Meter, inputs: Path, models: Path, place: Path) -> Any:
+def stage_of(work: Work, tracker: MeterTracker, inputs: Path, models: Path, place: Path) -> Any:
     """What the stage's body sees in place of the runner's stage."""
     settings = settings_of(work)
     config: dict[str, Any] = {"model": Model(base="of the bench")}
@@ -108,7 +108,7 @@ def stage_of(work: Work, meter: Meter, inputs: Path, models: Path, place: Path) 
         seed=0,
         device="cpu",
         log=logging.getLogger("posttrain"),
-        tracker=MeterTracker(meter, work),
+        tracker=tracker,
         interrupted=lambda: False,
     )
 
@@ -137,41 +137,42 @@ def timed_reference(meter: Meter) -> Iterator[None]:
         yield
 
 
+def around(work: Work, meter: Meter) -> AbstractContextManager[None]:
+    """What this row changes in the stage."""
+    if work.method in ONLINE:
+        return nullcontext() if work.judge else python_reward()
+    return timed_reference(meter)
+
+
 def body_of(work: Work) -> Callable[[Any], None]:
     """The stage of this row."""
     bodies: dict[str, Any] = {"sft": sft.run, "reward_model": reward_model.run}
     return bodies.get(work.method, post_train.run)
 
 
-def main() -> None:
-    """One process of the bench."""
-    task = read_task()
+def run(task: Mapping[str, Any], tracker: type[MeterTracker]) -> dict[str, Any]:
+    """Runs the stage of a task up to the last measured step."""
     work = Work(**task["work"])
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     apply_threads(1)
     deterministic("cpu")
     seed_all(0)
     meter = Meter()
-    stage = stage_of(work, meter, Path(task["data"]), Path(task["models"]), Path(task["place"]))
-    once = timed_reference(meter) if work.method not in ONLINE else python_reward_unless(work.judge)
-    with once, suppress(FinishedError):
+    stage = stage_of(work, tracker(meter, work), Path(task["data"]), Path(task["models"]), Path(task["place"]))
+    with around(work, meter), suppress(FinishedError):
         body_of(work)(stage)
     versions = {
         "posttrain": posttrain.__version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    write_result(task, meter.result(work.warmup, versions))
+    return meter.result(work.warmup, versions)
 
 
-@contextmanager
-def python_reward_unless(judge: bool) -> Iterator[None]:
-    """The reward of this row."""
-    if judge:
-        yield
-    else:
-        with python_reward():
-            yield
+def main() -> None:
+    """One process of the bench."""
+    task = read_task()
+    write_result(task, run(task, MeterTracker))
 
 
 if __name__ == "__main__":
