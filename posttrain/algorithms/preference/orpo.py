@@ -18,10 +18,7 @@ def log1mexp(x: Tensor) -> Tensor:
     Source: M. Mächler, "Accurately computing log(1 - exp(-|a|))" (2012), eq. 7.
     """
     x = x.clamp(max=-torch.finfo(x.dtype).eps)
-    near = x > -math.log(2)
-    # each branch sees only arguments of its own, as the gradient of the other one would turn into NaN
-    above, below = torch.where(near, x, -1.0), torch.where(near, -1.0, x)
-    return torch.where(near, torch.log(-torch.expm1(above)), torch.log1p(-torch.exp(below)))
+    return torch.where(x > -math.log(2), torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))
 
 
 def orpo(chosen: Tensor, rejected: Tensor, *, beta: float) -> tuple[Tensor, dict[str, Tensor]]:
