@@ -51,7 +51,18 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
     probability is zero in float32 is never drawn. A large vocabulary is drawn from in two steps, a block and a token in
     it, so that nothing of its size is held in float64.
     """
-    log_probs = scale(logits, temperature).log_softmax(-1)
+    parts = [_draw(scale(logits[part], temperature).log_softmax(-1), uniforms[part]) for part in _chunks(*logits.shape)]
+    ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
+    return ids, log_probs
+
+
+def best(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """The most probable token of each row of `logits` [B, V], and its log-probability after temperature."""
+    ids = logits.argmax(-1, keepdim=True)
+    return ids[:, 0], scale(logits, temperature).log_softmax(-1).gather(1, ids)[:, 0]
+
+
+def _draw(log_probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     width = log_probs.shape[-1]
     if width <= BLOCK:
         ids, _ = _choose(log_probs.exp(), uniforms)
@@ -61,12 +72,6 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, 
         places, _ = _choose(shares[torch.arange(len(shares), device=shares.device), blocks], rest)
         ids = blocks * BLOCK + places
     return ids, log_probs.gather(1, ids[:, None])[:, 0]
-
-
-def best(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """The most probable token of each row of `logits` [B, V], and its log-probability after temperature."""
-    ids = logits.argmax(-1, keepdim=True)
-    return ids[:, 0], scale(logits, temperature).log_softmax(-1).gather(1, ids)[:, 0]
 
 
 def _choose(shares: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
