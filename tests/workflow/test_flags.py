@@ -15,7 +15,7 @@ pytestmark = pytest.mark.workflow
 
 SHARED = {"method": "grpo", "prompts_per_step": 4, "samples_per_prompt": 8, "minibatch": 32, "max_new_tokens": 8}
 CAREFUL = {**SHARED, "steps": 3, "learning_rate": 1e-5, "kl_coef": 0.1}
-RECKLESS = {**SHARED, "steps": 15, "learning_rate": 3e-3, "kl_coef": 0}
+RECKLESS = {**SHARED, "steps": 40, "learning_rate": 5e-3, "kl_coef": 0}
 
 
 def test_a_reckless_run_is_flagged_and_a_careful_one_is_not(project: Project) -> None:
