@@ -15,8 +15,8 @@ from posttrain.model.layers import trunk_of
 from posttrain.model.packing import Packing, Row
 
 # How much longer attention takes, with a mask and without one, than a matrix product of as many operations as full
-# attention has. Measured forward and backward in float32 on one CPU thread, on lines of 64 and 1024 columns, hidden sizes
-# 256 and 576; eager's is the larger of two figures that lie far apart (1.3, 2.7). Other devices and precisions differ.
+# attention has. Measured forward and backward in float32 on one CPU thread, on lines of 64 and 1024 columns, hidden
+# sizes 256 and 576; eager's is the larger of two figures that lie far apart (1.3, 2.7). Other devices differ.
 SLOWNESS = {"sdpa": (1.3, 0.7), "eager": (2.7, 2.7)}
 TREES: list[Row] = [([1, 2, 3], [4, 5]), ([1, 2, 3], [3, 2, 1]), ([2, 4], [1, 5, 3, 2])]
 KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
