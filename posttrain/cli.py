@@ -103,7 +103,7 @@ def _run(words: argparse.Namespace, interruption: Interruption) -> None:
         return
     from posttrain.runtime.threads import set_thread_environment
 
-    set_thread_environment(config.resources.threads if "threads" in SECTIONS[words.command] else 1)
+    set_thread_environment(config.resources.threads_of(words.command) if "threads" in SECTIONS[words.command] else 1)
     from posttrain.stages.runner import Job, run_stage
 
     job = Job(words.command, config, _inputs(words.input), words.output, words.run)

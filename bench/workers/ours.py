@@ -15,9 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from posttrain.runtime.imports import without_scipy
 from posttrain.runtime.threads import apply_threads, set_thread_environment
 
 set_thread_environment(1)
+without_scipy()
 
 import torch  # noqa: E402
 import transformers  # noqa: E402

@@ -123,8 +123,10 @@ def stage_slice(config: schema.Config, stage: str, run: str | None = None) -> Sl
         raise UserError(f"there is no stage {stage!r}; the stages are {', '.join(SECTIONS)}")
     values: dict[str, Any] = {}
     for name in SECTIONS[stage]:
-        if name in ("device", "threads"):
-            values[name] = getattr(config.resources, name)
+        if name == "device":
+            values[name] = config.resources.device
+        elif name == "threads":
+            values[name] = config.resources.threads_of(stage)
         elif name != "run":
             values[name] = getattr(config, name)
     if "run" in SECTIONS[stage]:

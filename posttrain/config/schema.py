@@ -217,14 +217,22 @@ class Tracking(Section):
     system_metrics: bool = True
 
 
+ComputingStage = Literal["sft", "reward_model", "sample", "rank", "post_train", "evaluate"]
+
+
 class Resources(Section):
     """What the stages may use. Threads, device and precision decide bytes, so they come from here alone."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     threads: Positive = Field(1, description="CPU threads of each training or generating stage")
+    stage_threads: dict[ComputingStage, Positive] = Field({}, description="of single stages, as {sft: 2}")
     gpus: Positive = Field(1, description="GPUs of each training or generating stage, where device is cuda")
     mem_mb: Positive = 4000
     image: Literal["cpu", "cuda121"] = "cpu"
+
+    def threads_of(self, stage: str) -> int:
+        """CPU threads of the stage."""
+        return {str(name): count for name, count in self.stage_threads.items()}.get(stage, self.threads)
 
 
 class Config(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -73,7 +74,7 @@ def config_text(experiment: Experiment) -> str | None:
         stage, config = record.manifest.get("stage"), record.manifest.get("config", {})
         found |= {name: config[name] for name in _SECTIONS.get(str(stage), ()) if name in config}
         if stage == "sft":
-            found["resources"] = {name: config[name] for name in ("device", "threads") if name in config}
+            found["resources"] = _resources(experiment.records)
         if stage == "post_train":
             runs[record.manifest["run"]] = config.get("run")
         if stage == "evaluate" and record.manifest.get("run") == BASELINE:
@@ -88,6 +89,21 @@ def config_text(experiment: Experiment) -> str | None:
     except UserError:  # a stage that another version of the program ran
         return None
     return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False, allow_unicode=True)
+
+
+def _resources(records: Sequence[Record]) -> dict[str, Any]:
+    """Device and threads of the stages that compute: the commonest number of threads, and stages with another one."""
+    configs = [(record.manifest.get("stage"), record.manifest.get("config", {})) for record in records]
+    threads = {str(stage): config["threads"] for stage, config in configs if "threads" in config}
+    devices = [config["device"] for _, config in configs if "device" in config]
+    if not threads or not devices:
+        return {}
+    [(most, _)] = Counter(threads.values()).most_common(1)
+    return {
+        "device": devices[-1],
+        "threads": most,
+        "stage_threads": {name: n for name, n in threads.items() if n != most},
+    }
 
 
 def _known_images() -> dict[str, str]:

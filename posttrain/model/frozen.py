@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from posttrain.model.batch import SequenceBatch, collate, model_inputs
 from posttrain.model.layers import Recall, decoder_layers, trunk_of
@@ -32,7 +33,8 @@ class FrozenLayers:
     """
 
     def __init__(self, model: nn.Module, depth: int, pad_id: int, tokens: int, device: str) -> None:
-        self._trunk, self._last, self._depth = trunk_of(model), decoder_layers(model)[depth - 1], depth
+        self._model: nn.Module | None = model
+        self._depth = depth
         self._pad_id, self._tokens, self._device = pad_id, tokens, device
         self._packing = packing_of(model)
         self._kept: dict[Key, Tensor] = {}
@@ -44,7 +46,8 @@ class FrozenLayers:
         self._kept = {}
         distinct = list({_key(row, True): row for row in rows}.values())
         tokens = sum(map(len, {tuple(prompt) for prompt, _ in distinct})) + sum(len(c) for _, c in distinct)
-        if tokens * self._trunk.config.hidden_size * self._trunk.dtype.itemsize > MOST_BYTES:
+        trunk = self._trunk()
+        if tokens * trunk.config.hidden_size * trunk.dtype.itemsize > MOST_BYTES:
             return
         groups = microbatches([(row,) for row in distinct], self._tokens, self._packing)
         for done, group in enumerate(groups, start=1):
@@ -68,6 +71,14 @@ class FrozenLayers:
             hidden[line, start:stop] = states
         return Recall(hidden, self._depth, self._as_tuple)
 
+    def let_go(self) -> None:
+        """Frees the model. What is kept stays; nothing more can be."""
+        self._model = None
+
+    def _trunk(self) -> PreTrainedModel:
+        assert self._model is not None
+        return trunk_of(self._model)
+
     def _run(self, batch: SequenceBatch) -> Tensor:
         """Hidden states [B, T, H] after the last frozen layer; the layers above it do not run."""
 
@@ -75,9 +86,10 @@ class FrozenLayers:
             self._as_tuple = isinstance(output, tuple)
             raise _ReachedError(output[0] if self._as_tuple else output)
 
-        handle = self._last.register_forward_hook(stop)
+        trunk = self._trunk()
+        handle = decoder_layers(trunk)[self._depth - 1].register_forward_hook(stop)
         try:
-            self._trunk(**model_inputs(self._trunk, batch))
+            trunk(**model_inputs(trunk, batch))
         except _ReachedError as reached:
             return reached.hidden
         finally:

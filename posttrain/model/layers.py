@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -39,11 +40,11 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     Raises:
         UserError: no list of modules has as many entries as the model's configuration has layers.
     """
-    trunk = trunk_of(model)
-    for part in trunk.modules():
-        if isinstance(part, nn.ModuleList) and len(part) == trunk.config.num_hidden_layers:
-            return part
-    raise UserError(f"train_layers: the layers of {trunk.config.model_type} models are not in one list; leave it out")
+    found = _layer_list(model)
+    if found is None:
+        family = trunk_of(model).config.model_type
+        raise UserError(f"train_layers: the layers of {family} models are not in one list; leave it out")
+    return found
 
 
 def train_last(model: nn.Module, count: int | None, heads: Sequence[nn.Module] = ()) -> int:
@@ -77,6 +78,22 @@ def share_first(owner: nn.Module, other: nn.Module, depth: int) -> bool:
     for name, parameter in theirs.items():
         parameter.data = ours[name].data
     return True
+
+
+def layer_digests(model: nn.Module) -> list[str]:
+    """For each decoder layer a digest of the parameters that decide what comes out of it: embeddings to that layer.
+
+    Models whose digests agree at a layer compute the same up to there. Empty where the layers are not in one list.
+    """
+    layers, state = _layer_list(model), hashlib.sha256()
+    found: list[str] = []
+    if layers is None:
+        return found
+    _add(state, _first(model, 0).items())
+    for layer in layers:
+        _add(state, layer.named_parameters())
+        found.append(state.hexdigest())
+    return found
 
 
 @contextmanager
@@ -125,6 +142,12 @@ def logits_at(model: nn.Module, places: Tensor) -> Iterator[list[Tensor]]:
         handle.remove()
 
 
+def _layer_list(model: nn.Module) -> nn.ModuleList | None:
+    trunk = trunk_of(model)
+    lists = (part for part in trunk.modules() if isinstance(part, nn.ModuleList))
+    return next((part for part in lists if len(part) == trunk.config.num_hidden_layers), None)
+
+
 def _after(trunk: PreTrainedModel, layers: nn.ModuleList) -> list[nn.Module]:
     """The modules with parameters that the trunk runs after its last layer, seen on a pass of one token."""
     inside = set(layers.modules())
@@ -146,3 +169,10 @@ def _first(model: nn.Module, depth: int) -> dict[str, nn.Parameter]:
     trunk, layers = trunk_of(model), decoder_layers(model)
     later = {id(p) for part in (*layers[depth:], *_after(trunk, layers)) for p in part.parameters()}
     return {name: p for name, p in trunk.named_parameters() if id(p) not in later}
+
+
+def _add(state: Any, parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Feeds names, types and bytes of `parameters` to a digest."""
+    for name, parameter in parameters:
+        state.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        state.update(parameter.detach().cpu().flatten().view(torch.uint8).numpy())

@@ -17,10 +17,10 @@ from posttrain.data.tokenizer import load_tokenizer
 from posttrain.evaluation.judge import VADER, open_judge
 from posttrain.evaluation.metrics import absolute
 from posttrain.evaluation.sampling import Writer, held_out, ids, logprob_gap, sums
+from posttrain.evaluation.scoring import Scoring
 from posttrain.evaluation.statistics import Estimate, write_estimates
-from posttrain.model.load import load_causal_lm, load_reward_module
+from posttrain.model.load import load_causal_lm
 from posttrain.model.tiny import BUILT_IN
-from posttrain.roles.batches import Forward
 from posttrain.roles.reference import Reference
 from posttrain.roles.reward_model import RewardModel
 from posttrain.rollout.engine import Sampling
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Work = Callable[[int, Sequence[Row]], list[Row]]
 """What a pass does with a batch (its number, its rows): returns what it adds to each row, as JSON values."""
-
-_SCORE_TOKENS = 8192  # of one forward pass of a model that scores, padding included
 
 
 def run(stage: Stage) -> None:
@@ -61,13 +59,14 @@ def sample_and_score(stage: Stage, prompts: Sequence[Row]) -> list[Row]:
     policy = post / "model" if post else sft
     passes = Passes(stage, stage.config.evaluation.generation_batch)
     rows = passes.run("completions", prompts, lambda: writing(stage, policy))
-    rows = passes.run("policy", rows, lambda: own_log_probs(stage, policy))
+    scoring, temperature = Scoring(stage, policy, rows), stage.config.evaluation.temperature
+    rows = passes.run("policy", rows, lambda: own_log_probs(stage, scoring.language_model(policy, temperature)))
     if post:
-        rows = passes.run("reference", rows, lambda: log_probs(stage, sft, "reference"))
-    rows = passes.run("reward", rows, lambda: rewards(stage))
+        rows = passes.run("reference", rows, lambda: log_probs(scoring.language_model(sft, temperature), "reference"))
+    rows = passes.run("reward", rows, lambda: rewards(stage, scoring.reward_model()))
     if stage.config.model.base != BUILT_IN:  # that one is untrained: what it finds likely says nothing
         base = stage.inputs["model"] / "model"
-        rows = passes.run("base", rows, lambda: log_probs(stage, base, "base_log_prob", temperature=1.0))
+        rows = passes.run("base", rows, lambda: log_probs(scoring.language_model(base, 1.0), "base_log_prob"))
     judge = stage.config.evaluation.judge
     return rows if judge is None else passes.run("judge", rows, lambda: judging(stage, judge))
 
@@ -121,9 +120,8 @@ def writing(stage: Stage, folder: Path) -> Work:
     return lambda index, rows: writer.write(rows)
 
 
-def own_log_probs(stage: Stage, folder: Path) -> Work:
+def own_log_probs(stage: Stage, model: Reference) -> Work:
     """`policy`: log p of each completion under the model that wrote it."""
-    model = reader(stage, folder, stage.config.evaluation.temperature)
 
     def work(index: int, rows: Sequence[Row]) -> list[Row]:
         found = model.log_probs(ids(rows))
@@ -133,16 +131,13 @@ def own_log_probs(stage: Stage, folder: Path) -> Work:
     return work
 
 
-def log_probs(stage: Stage, folder: Path, name: str, temperature: float | None = None) -> Work:
-    """`name`: log p of each completion under the model in `folder`; without `temperature`, at the sampling's."""
-    model = reader(stage, folder, temperature or stage.config.evaluation.temperature)
+def log_probs(model: Reference, name: str) -> Work:
+    """`name`: log p of each completion under the model."""
     return lambda index, rows: [{name: value} for value in sums(model.log_probs(ids(rows)))]
 
 
-def rewards(stage: Stage) -> Work:
+def rewards(stage: Stage, model: RewardModel) -> Work:
     """`reward`: the reward model's score."""
-    module = load_reward_module(stage.inputs["reward_model"] / "model", stage.config.model, stage.device)
-    model = RewardModel(module.eval(), forward(stage))
 
     def work(index: int, rows: Sequence[Row]) -> list[Row]:
         found = model.score(ids(rows)).tolist()
@@ -161,16 +156,6 @@ def judging(stage: Stage, judge: str) -> Work:
         return [{"judge": value} for value in found]
 
     return work
-
-
-def reader(stage: Stage, folder: Path, temperature: float) -> Reference:
-    """The model in `folder`, to ask for log-probabilities."""
-    return Reference(load_causal_lm(folder, stage.config.model, stage.device), forward(stage, temperature))
-
-
-def forward(stage: Stage, temperature: float = 1.0) -> Forward:
-    """How a model that scores is run."""
-    return Forward(load_tokenizer(stage.inputs["sft"] / "model").pad_id, _SCORE_TOKENS, stage.device, temperature)
 
 
 def report(stage: Stage, metrics: dict[str, Estimate]) -> None:

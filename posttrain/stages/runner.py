@@ -31,6 +31,7 @@ from posttrain.provenance.digests import DigestCache, file_digest
 from posttrain.provenance.raw_data import verify_data
 from posttrain.provenance.stage_key import stage_key
 from posttrain.runtime.device import lease, require_cuda
+from posttrain.runtime.imports import without_scipy
 from posttrain.runtime.seeds import deterministic, seed_all
 from posttrain.runtime.threads import apply_threads
 from posttrain.stages.arguments import NESTED, RUN_FILE, check_input, check_output, check_run
@@ -324,6 +325,7 @@ def _open_device(job: Job, config: Slice) -> str:
         lease(job.experiment.parent / ".leases", job.config.resources.gpus)
         require_cuda()
     apply_threads(config.threads)
+    without_scipy()
     deterministic(config.device)
     seed_all(config.seed)
     return config.device

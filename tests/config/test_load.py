@@ -209,6 +209,17 @@ def test_a_runs_seed_wins_and_concerns_only_its_run() -> None:
     assert stage_slice(config, "post_train", "ppo").as_dict() != stage_slice(other, "post_train", "ppo").as_dict()
 
 
+def test_threads_of_single_stages() -> None:
+    config = config_with("runs:", "resources: {threads: 3, stage_threads: {sft: 2}}\nruns:")
+    assert {name: stage_slice(config, name, "ppo").as_dict().get("threads") for name in SECTIONS} == {
+        **dict.fromkeys(("fetch_model", "prepare", "compare")),
+        **dict.fromkeys(("reward_model", "sample", "rank", "post_train", "evaluate"), 3),
+        "sft": 2,
+    }
+    with pytest.raises(UserError, match=r"resources\.stage_threads\.stf"):
+        config_with("runs:", "resources: {stage_threads: {stf: 2}}\nruns:")
+
+
 def test_compare_reads_only_the_bootstrap() -> None:
     one = stage_slice(config_with("runs:", "evaluation: {prompts: 3}\nruns:"), "compare")
     assert one.as_dict() == stage_slice(config_with(), "compare").as_dict()

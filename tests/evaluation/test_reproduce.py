@@ -39,7 +39,7 @@ def test_the_configuration_is_that_which_ran(path: Path, tmp_path: Path) -> None
     assert text is not None
     # Memory, GPUs, the image's name and the tracking server decide no result and stand in no manifest.
     given = yaml.safe_load(resolved_yaml(config))
-    same = {"device": config.resources.device, "threads": config.resources.threads}
+    same = config.resources.model_dump(include={"device", "threads", "stage_threads"})
     wanted = parse_config({**given, "resources": same, "tracking": {}}, "wanted")
     assert parse_config(yaml.safe_load(text), "found") == wanted
 

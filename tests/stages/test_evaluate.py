@@ -19,12 +19,16 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
 
 from posttrain.config.schema import Evaluation, Model
 from posttrain.data.tables import PROMPTS, read_table, write_table
 from posttrain.errors import Interrupted, UserError
-from posttrain.model.export import export_model
+from posttrain.evaluation import scoring
+from posttrain.model.export import export_model, export_reward_module
+from posttrain.model.heads import RewardModule
+from posttrain.model.layers import decoder_layers, layer_digests
 from posttrain.stages import evaluate
 from posttrain.tracking.metrics_file import read_lines
 from posttrain.tracking.tracker import Tracker
@@ -188,22 +192,67 @@ def test_sft_and_runs_share_prompts_and_random_numbers(world: Path, tmp_path: Pa
 
 def test_a_run_is_scored_by_a_model_of_its_own_once_more(world: Path, tmp_path: Path, monkeypatch: Any) -> None:
     """What the test above says would hold as well if the reference were never asked."""
-    asked: list[Path] = []
-    load = evaluate.load_causal_lm
-
-    def loading(folder: Path, *settings: Any) -> Any:
-        asked.append(folder.parent)
-        return load(folder, *settings)
-
-    monkeypatch.setattr(evaluate, "load_causal_lm", loading)
+    asked: list[str] = []
+    for module, names in ((evaluate, ["load_causal_lm"]), (scoring, ["load_causal_lm", "load_reward_module"])):
+        for name in names:
+            monkeypatch.setattr(module, name, noting(asked, getattr(module, name)))
+    looked = ["reward_model", "post"]  # for layers that they share
     evaluate.run(make_stage(world, tmp_path / "run", "ppo"))
-    assert asked == [world / "post", world / "post", world / "sft", world / "base"]
+    assert asked == ["post", "post", *looked, "sft", "reward_model", "base"]
     asked.clear()
     evaluate.run(make_stage(world, tmp_path / "sft", "sft"))
-    assert asked == [world / "sft", world / "sft", world / "base"]
+    assert asked == ["sft", "sft", "reward_model", "sft", "reward_model", "base"]
     asked.clear()
     evaluate.run(make_stage(world, tmp_path / "sft", "sft"))
     assert asked == [], "what is finished needs no model"
+
+
+def noting(asked: list[str], load: Callable[..., Any]) -> Callable[..., Any]:
+    def loading(folder: Path, *settings: Any) -> Any:
+        asked.append(folder.parent.name)
+        return load(folder, *settings)
+
+    return loading
+
+
+def related(world: Path, folder: Path) -> Path:
+    """The world with models that differ in their last layer alone, but for `base`, which has nothing in common."""
+    shutil.copytree(world, folder)
+    for seed, (name, head) in enumerate([("sft", ""), ("post", ""), ("reward_model", "trunk.")]):
+        model = tiny_model("llama", seed=3)
+        torch.manual_seed(seed)
+        for parameter in decoder_layers(model)[-1].parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        shutil.rmtree(folder / name)
+        module = RewardModule.from_causal_lm(model, seed=0) if head else model
+        (export_reward_module if head else export_model)(module, folder / "data" / "tokenizer", folder / name / "model")
+    return folder
+
+
+def test_layers_that_models_share_work_once(world: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """And every number is what it is without that, also for the model that does not share them."""
+    folder = related(world, tmp_path / "related")
+    first: list[int] = []  # rows that went through a first layer; the probes of the attention mask have other numbers
+    sizes = (SETTINGS["prompts"], SETTINGS["generation_batch"])
+    run = LlamaDecoderLayer.forward
+
+    def counting(layer: Any, hidden: Any, *rest: Any, **more: Any) -> Any:
+        if layer.self_attn.layer_idx == 0 and more.get("past_key_values") is None and len(hidden) in sizes:
+            first.append(len(hidden))
+        return run(layer, hidden, *rest, **more)
+
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", counting)
+    passes = {}
+    for name, digests_of in (("shared", layer_digests), ("apart", lambda module: [])):
+        monkeypatch.setattr(scoring, "layer_digests", digests_of)
+        first.clear()
+        evaluate.run(make_stage(folder, tmp_path / name, "ppo"))
+        passes[name] = sorted(first)
+    shared, apart = (read_table(tmp_path / name / "out" / "samples.parquet") for name in ("shared", "apart"))
+    assert list(shared["completion_ids"]) == list(apart["completion_ids"]) and (shared["kl"] != 0).all()
+    for column in ("kl", "reward", "base_log_prob"):
+        assert list(shared[column]) == pytest.approx(list(apart[column]), abs=1e-4)
+    assert passes == {"shared": [4] * 5 + [20], "apart": [4] * 5 * 4}, "once for all rows, and for the base model"
 
 
 @pytest.mark.parametrize("asks", [3, 9])

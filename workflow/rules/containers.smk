@@ -130,6 +130,6 @@ if CUDA:
     limit_gpus()
 
 IMAGE = [ancient(IMAGE_FILE)] if IN_CONTAINERS else []
-THREADS = EXPERIMENT.resources.threads
+THREADS = EXPERIMENT.resources.threads_of
 MEMORY = EXPERIMENT.resources.mem_mb
 GPUS = EXPERIMENT.resources.gpus if CUDA else 0

@@ -17,7 +17,7 @@ rule evaluate:
         name=any_of(["sft", *RUNS]),
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("evaluate")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,

@@ -14,7 +14,7 @@ rule post_train:
         run=any_of(RUNS),
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("post_train")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,

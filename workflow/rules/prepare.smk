@@ -10,7 +10,7 @@ rule prepare:
         LOGS / "prepare.log",
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: 1
     resources:
         gpu=0,
         mem_mb=MEMORY,

@@ -10,7 +10,7 @@ rule rank:
         LOGS / "rank.log",
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("rank")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,

@@ -10,7 +10,7 @@ rule reward_model:
         LOGS / "reward_model.log",
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("reward_model")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,

@@ -10,7 +10,7 @@ rule sample:
         LOGS / "sample.log",
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("sample")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,

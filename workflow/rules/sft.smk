@@ -10,7 +10,7 @@ rule sft:
         LOGS / "sft.log",
     container:
         IMAGE_FILE
-    threads: THREADS
+    threads: THREADS("sft")
     resources:
         gpu=GPUS,
         mem_mb=MEMORY,
