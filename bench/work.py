@@ -61,17 +61,19 @@ def split(rows: int, into: int, **more: Any) -> dict[str, Any]:
     return {"per_device_train_batch_size": rows // into, "gradient_accumulation_steps": into, **more}
 
 
-ONLINE_64: dict[str, Any] = {"rows": 64, "prompt": 64, "completion": 64, "steps": 4, "warmup": 1}
+SMALL: dict[str, Any] = {"ours": {"microbatch_tokens": 1024}}  # as config.yaml has it
+ONLINE_64: dict[str, Any] = {"rows": 64, "prompt": 64, "completion": 64, "steps": 4, "warmup": 1, **SMALL}
 WHOLE_OR_SPLIT: dict[str, Any] = {"peers": {"": {}, "4 x 16": split(64, 4)}}
 PPO: dict[str, Any] = {"judge": True, "kl": 0.05, "epochs": 4, "steps": 3}
 BIG: dict[str, Any] = {"model": "smollm2", "steps": 3, "warmup": 1}
 PACKED: dict[str, Any] = {"packing": True, "max_length": 512}
 
 ROWS: tuple[Work, ...] = (
-    Work("sft", "sft", 8, 1, 256),
+    Work("sft", "sft", 8, 1, 256, peers={"": {}, "2 x 4": split(8, 2)}, ours={"microbatch_tokens": 1280}),
     Work(
         "sft-ragged", "sft", 16, 64, 448, ragged=True,
         peers={"": {}, "packed 5 x 512": split(5, 5, **PACKED), "packed 5 in one": split(5, 1, **PACKED)},
+        ours={"microbatch_tokens": 512},
     ),
     Work("sft-lora", "sft", 8, 1, 256, lora=True),
     Work("rm", "reward_model", 8, 64, 129),
@@ -84,7 +86,7 @@ ROWS: tuple[Work, ...] = (
     Work("ppo-shared", "ppo", shared_trunk=True, peers={}, **{**ONLINE_64, **PPO}),
     Work(
         "sft-ragged-smollm2", "sft", 8, 64, 448, ragged=True,
-        peers={"": {}, "packed 3 x 512": split(3, 3, **PACKED)}, **BIG,
+        peers={"": {}, "packed 3 x 512": split(3, 3, **PACKED)}, ours={"microbatch_tokens": 512}, **BIG,
     ),
     Work("dpo-smollm2", "dpo", 4, 64, 65, epochs=3, **BIG),
     Work("grpo-smollm2", "grpo", 32, 64, 32, group=8, **BIG),

@@ -176,12 +176,21 @@ class OnlineJob(Job):
         assert experience.reference is not None
         return sequence_kl(policy, experience.reference, experience.mask)
 
-    def minibatches(self, total: int, step: int, size: int | None = None) -> list[list[int]]:
-        """Numbers of each optimiser step: `epochs` passes over `total` samples (or pairs), each in its own order."""
+    def minibatches(self, groups: Sequence[int], step: int, size: int | None = None) -> list[list[int]]:
+        """Numbers of each optimiser step: `epochs` passes over samples or pairs, each in its own order.
+
+        Groups are shuffled and stay together, so that their samples share the prompt in a forward pass.
+        """
         size = size or self.settings.minibatch
-        seed = self.context.seed
-        orders = [permutation(total, seed, "step", step, "epoch", i) for i in range(self.settings.epochs)]
-        return [order[first : first + size] for order in orders for first in range(0, total, size)]
+        members: dict[int, list[int]] = {}
+        for number, group in enumerate(groups):
+            members.setdefault(group, []).append(number)
+        found = []
+        for epoch in range(self.settings.epochs):
+            shuffled = permutation(len(members), self.context.seed, "step", step, "epoch", epoch)
+            order = [number for i in shuffled for number in list(members.values())[i]]
+            found += [order[first : first + size] for first in range(0, len(order), size)]
+        return found
 
     def forward_of(self, module: nn.Module) -> Forward:
         """How a role runs its model: with the policy's frozen layers kept, where the model has the same ones."""

@@ -73,7 +73,7 @@ class PolicyGradient(OnlineJob):
     def optimise(self, experience: Experience, step: int, loss: LossOf) -> list[Metrics]:
         """The metrics of each optimiser step on a loss of (experience, numbers of the minibatch's rows)."""
         found = []
-        for numbers in self.minibatches(len(experience.rows), step):
+        for numbers in self.minibatches(experience.groups.tolist(), step):
             units = [(experience.rows[i],) for i in numbers]
             with_entropy = self.settings.entropy_coef > 0
             found.append(self.actor.update(units, loss(experience, numbers), step, with_entropy=with_entropy))

@@ -1,7 +1,7 @@
 """The online loop: what is generated, scored, learned from and synchronised."""
 
 import math
-from itertools import chain
+from itertools import chain, groupby
 
 import pytest
 import torch
@@ -82,12 +82,15 @@ def test_a_step_with_one_update_needs_no_second_forward(world, tmp_path, monkeyp
 @pytest.mark.parametrize(("epochs", "minibatch", "updates"), [(1, 12, 1), (1, 5, 3), (2, 5, 6), (3, 12, 3)])
 def test_each_epoch_sees_every_sample_once(epochs, minibatch, updates, world, tmp_path):
     job = job_of("grpo", world, tmp_path, epochs=epochs, minibatch=minibatch)
-    found = job.minibatches(12, step=4)
+    groups = [0, 0, 0, 3, 3, 3, 4, 4, 4, 9, 9, 9]
+    found = job.minibatches(groups, step=4)
     assert len(found) == updates
     per_epoch = updates // epochs
     orders = [list(chain(*found[i * per_epoch : (i + 1) * per_epoch])) for i in range(epochs)]
     assert all(sorted(order) == list(range(12)) for order in orders)
     assert epochs == 1 or orders[0] != orders[1]
+    together = [len(list(rows)) for order in orders for _, rows in groupby(groups[i] for i in order)]
+    assert together == [3] * 4 * epochs, "samples of a prompt follow each other"
     assert job.one_update([None] * 12) == (updates == 1)
 
 

@@ -110,7 +110,7 @@ class ActorCritic(PolicyGradient):
     def _update_critic(self, critic: Critic, experience: ValuedExperience, step: int) -> Metrics:
         found = [
             critic.update([experience.rows[i] for i in numbers], self.value_loss(experience, numbers), step)
-            for numbers in self.minibatches(len(experience.rows), step)
+            for numbers in self.minibatches(experience.groups.tolist(), step)
         ]
         means = mean_metrics(found)
         return {"train/value_loss": means["loss"], "train/critic_grad_norm": means["grad_norm"]}

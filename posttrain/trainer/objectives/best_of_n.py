@@ -37,7 +37,7 @@ class BestOfN(OnlineJob):
 
     def update(self, experience: Experience, step: int) -> Metrics:
         """The policy's optimiser steps."""
-        numbers = self.minibatches(len(experience.rows), step)
+        numbers = self.minibatches(experience.groups.tolist(), step)
         found = [
             self.actor.update([(experience.rows[i],) for i in each], self.loss(experience, each), step)
             for each in numbers

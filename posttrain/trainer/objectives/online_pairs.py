@@ -61,7 +61,7 @@ class OnlinePairs(OnlineJob):
         rows = experience.rows
         pairs = [(rows[i], rows[i + 1]) for i in range(0, len(rows), 2)]
         found = []
-        for numbers in self.minibatches(len(pairs), step, max(1, self.settings.minibatch // 2)):
+        for numbers in self.minibatches(range(len(pairs)), step, max(1, self.settings.minibatch // 2)):
             units = [pairs[i] for i in numbers]
             sums = None if experience.sums is None or self.settings.reference_free else experience.sums[numbers]
             loss = pair_loss(self.parts["loss"], self.settings, units, sums)
