@@ -1,10 +1,14 @@
-"""The table and the JSON file."""
+"""The table, the JSON file, and the README's table: `python -m bench.report` writes it from results.json.
+
+`python -m bench.report build/bench/bench.json` takes another run's figures into results.json first.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import platform
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +21,10 @@ HEADS = (
     "ours/TRL", "floor/TRL\n(ceiling)", "ours/floor",
     "ours\npeak MiB", "TRL\npeak MiB", "ours\nMFU", "floor\nMFU", "TRL's settings",
 )  # fmt: skip
+
+FOLDER = Path(__file__).parent
+README, RESULTS = FOLDER / "README.md", FOLDER / "results.json"
+BEGIN, END = "<!-- results:begin -->\n", "<!-- results:end -->\n"
 
 
 def table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -83,3 +91,34 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor()
+
+
+def markdown(content: dict[str, Any]) -> str:
+    """The README's table, with what was measured where."""
+    rows, options = content["rows"], content["options"]
+    heads = [head.replace("\n", "<br>") for head in HEADS]
+    lines = [heads, ["---", *["---:"] * (len(HEADS) - 2), "---"], *map(cells, rows)]
+    rate = max(row["matmul_rate"] for row in rows) / 1e9
+    where = f"{content['date'][:10]}, {content['processor']}, one thread, rounds of each row: {options['rounds']}"
+    body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{where}. Matrix products reach {rate:.0f} GFLOP/s in float32.\n\n{body}"
+
+
+def readme(text: str, content: dict[str, Any]) -> str:
+    """The README with the table of `content` in the place of its own."""
+    before, after = text.partition(BEGIN)[0], text.partition(END)[2]
+    return f"{before}{BEGIN}{markdown(content)}{END}{after}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Takes a run's figures in where one is named, and writes the README's table."""
+    if arguments:
+        content = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+        del content["rounds"]
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content = json.loads(RESULTS.read_text(encoding="utf-8"))
+    README.write_text(readme(README.read_text(encoding="utf-8"), content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -42,7 +42,7 @@ class Work:
     shared_trunk: bool = False
     peers: dict[str, dict[str, Any]] = field(default_factory=lambda: {"": {}})
     ours: dict[str, Any] = field(default_factory=dict)
-    steps: int = 10
+    steps: int = 6
     warmup: int = 2
 
     @property
@@ -62,9 +62,9 @@ def split(rows: int, into: int, **more: Any) -> dict[str, Any]:
 
 
 SMALL: dict[str, Any] = {"ours": {"microbatch_tokens": 1024}}  # as config.yaml has it
-ONLINE_64: dict[str, Any] = {"rows": 64, "prompt": 64, "completion": 64, "steps": 4, "warmup": 1, **SMALL}
+ONLINE_64: dict[str, Any] = {"rows": 64, "prompt": 64, "completion": 64, "steps": 3, "warmup": 1, **SMALL}
 WHOLE_OR_SPLIT: dict[str, Any] = {"peers": {"": {}, "4 x 16": split(64, 4)}}
-PPO: dict[str, Any] = {"judge": True, "kl": 0.05, "epochs": 4, "steps": 3}
+PPO: dict[str, Any] = {"judge": True, "kl": 0.05, "epochs": 4, "steps": 2}
 BIG: dict[str, Any] = {"model": "smollm2", "steps": 3, "warmup": 1}
 PACKED: dict[str, Any] = {"packing": True, "max_length": 512}
 
