@@ -30,6 +30,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 
 MAX_SHOWN = 3
+SHOULD = "; it should "
 NAME_RULE = "use letters, digits, '_', '.' and '-', a letter or digit first, 64 characters at most"
 
 
@@ -158,11 +159,15 @@ def _plain(value: Any) -> Any:
 
 def _explain(error: ValidationError, source: str) -> str:
     """One line per fault, three at most: the dotted key, what it holds, what is allowed."""
-    faults = error.errors(include_url=False)
-    lines = [f"{source}: {_fault(dict(fault))}" for fault in faults[:MAX_SHOWN]]
-    if len(faults) > MAX_SHOWN:
-        lines.append(f"... and {len(faults) - MAX_SHOWN} more")
-    return "\n".join(lines)
+    found: dict[str, list[str]] = {}  # of one value that may be of several kinds pydantic lists a fault for each kind
+    for fault in error.errors(include_url=False):
+        said, _, wanted = _fault(dict(fault)).partition(SHOULD)
+        found.setdefault(said, []).append(wanted)
+    lines = [
+        f"{source}: {said}" + (SHOULD + ", or ".join(wanted) if wanted[0] else "") for said, wanted in found.items()
+    ]
+    more = [f"... and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
+    return "\n".join([*lines[:MAX_SHOWN], *more])
 
 
 def _fault(fault: dict[str, Any]) -> str:
@@ -191,7 +196,7 @@ def _fault(fault: dict[str, Any]) -> str:
     if kind == "string_pattern_mismatch":
         return f"{key} is {_short(value)}; {NAME_RULE}"
     message = re.sub(r"^\w+ should ", "", fault["msg"]).replace(" after validation", "")
-    return f"{key} is {_short(value)}; it should {message}"
+    return f"{key} is {_short(value)}{SHOULD}{message}"
 
 
 def _short(value: Any) -> str:
@@ -224,6 +229,9 @@ def _follow(location: tuple[int | str, ...]) -> tuple[list[Any], type[BaseModel]
     shown: list[Any] = []
     holder: type[BaseModel] | None = None
     for part in location:
+        if _kinds(here):  # pydantic's name of a kind stands between the key and what is below it
+            here = None
+            continue
         tagged = [model for model in _union_members(here) if part in get_args(model.model_fields["method"].annotation)]
         if tagged:
             here = tagged[0]
@@ -244,12 +252,20 @@ def _child(annotation: Any, part: Any) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without the metadata of a plain Annotated and without `| None`; a discriminated union stays as it is."""
+    """Without the metadata of a plain Annotated and without `| None`; any other union stays as it is."""
     if get_origin(annotation) is Annotated and not _union_members(annotation):
         return _bare(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType) and not _union_members(annotation):
+    if get_origin(annotation) in (Union, types.UnionType) and not _union_members(annotation) and not _kinds(annotation):
         return _bare(next(argument for argument in get_args(annotation) if argument is not types.NoneType))
     return annotation
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """What a value may be, where it may be of several kinds: of a union without a discriminator, None left out."""
+    if get_origin(annotation) not in (Union, types.UnionType) or _union_members(annotation):
+        return []
+    kinds = [kind for kind in get_args(annotation) if kind is not types.NoneType]
+    return kinds if len(kinds) > 1 else []
 
 
 def _union_members(annotation: Any) -> list[type[BaseModel]]:

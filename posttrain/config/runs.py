@@ -24,6 +24,8 @@ from posttrain.config.sections import (
 Aggregation = Literal["token-mean", "sequence-mean", "sequence-sum"]
 Options = dict[str, Union[bool, int, float, str]]
 AtMostOne = Annotated[float, Field(gt=0, le=1)]
+# Horizons in one step at which an adapting coefficient could reach 0: it falls by the share 0.2 in each.
+MOST_HORIZONS = 5
 
 
 class RunBase(Training):
@@ -117,6 +119,15 @@ class PairSettings(Section):
     length_normalised: bool = Field(False, description="log-ratios are means over a completion's tokens, not sums")
     reference_free: bool = Field(False, description="log-probabilities in place of log-ratios to the SFT model")
 
+    @model_validator(mode="after")
+    def _loss_gets_what_it_is_about(self) -> PairSettings:
+        """Odds are those of a probability, which a log-ratio is not; and any log-probability is a loss to dpop."""
+        wanted = {"orpo": True, "dpop": False}.get(self.loss, self.reference_free)
+        if self.reference_free != wanted:
+            what = "log-probabilities" if wanted else "log-ratios to the SFT model"
+            raise ValueError(f"loss {self.loss} is defined on {what}; set reference_free: {str(wanted).lower()}")
+        return self
+
 
 class PairRun(PairSettings, Offline):
     """Runs that learn from pairs (chosen, rejected)."""
@@ -194,22 +205,35 @@ class DPOP(PairRun):
     loss: str = "dpop"
 
 
-class KTO(Offline):
+class LabelRun(Offline):
+    """Runs that learn from labelled completions."""
+
+    desirable_weight: AboveZero = 1.0
+    undesirable_weight: AboveZero = 1.0
+
+    @model_validator(mode="after")
+    def _loss_knows_the_baseline(self) -> LabelRun:
+        """KTO's is in nats, BCO's in units of reward."""
+        if not is_user_file(self.loss) and self.loss != _method(self):
+            raise ValueError(
+                f"loss {self.loss} does not measure from the baseline of method {_method(self)}; "
+                f"use method: {self.loss}, or a FILE.py:FUNCTION"
+            )
+        return self
+
+
+class KTO(LabelRun):
     """Kahneman-Tversky optimisation, from labels."""
 
     method: Literal["kto"]
-    loss: str = Field("kto", description="kto, bco, or FILE.py:FUNCTION")
-    desirable_weight: AboveZero = 1.0
-    undesirable_weight: AboveZero = 1.0
+    loss: str = Field("kto", description="kto, or FILE.py:FUNCTION")
 
 
-class BCO(Offline):
+class BCO(LabelRun):
     """Binary classifier optimisation, from labels."""
 
     method: Literal["bco"]
-    loss: str = Field("bco", description="bco, kto, or FILE.py:FUNCTION")
-    desirable_weight: AboveZero = 1.0
-    undesirable_weight: AboveZero = 1.0
+    loss: str = Field("bco", description="bco, or FILE.py:FUNCTION")
 
 
 # --- from samples ---------------------------------------------------------------------------------------------------
@@ -269,6 +293,21 @@ class Online(Sampled):
             raise ValueError("kl_target adapts kl_coef, which is 0 and would stay so; give it a value above 0")
         if self.kl_target is None and is_set(self, "kl_horizon"):
             raise ValueError("kl_horizon is for kl_target, which this run has not; take it out or give a target")
+        samples = self.prompts_per_step * self.samples_per_prompt
+        if self.kl_target is not None and samples >= MOST_HORIZONS * self.kl_horizon:
+            raise ValueError(
+                f"kl_horizon is {self.kl_horizon} and a step has {samples} samples, so that one step could turn "
+                f"kl_coef negative; make kl_horizon more than {samples / MOST_HORIZONS:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _kl_has_a_gradient(self) -> Online:
+        if self.kl_coef > 0 and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                "kl_estimator k1 as a term of the loss has the mean gradient 0, so that kl_coef would do nothing; "
+                "set kl_estimator: k2 or k3, or kl_in: reward"
+            )
         return self
 
 
@@ -318,6 +357,11 @@ class Advantaged(Online):
             raise ValueError(
                 f"samples_per_prompt is {self.samples_per_prompt}; {self.advantages} compares samples of one prompt: "
                 "give 2 or more"
+            )
+        if self.samples_per_prompt < 2 and self.most_batches > 1:
+            raise ValueError(
+                "most_batches replaces groups whose rewards are all equal, and samples_per_prompt is 1, so that all "
+                "are; give 2 or more, or take most_batches out"
             )
         return self
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from posttrain.config.runs import KTO, Run
+from posttrain.config.runs import LabelRun, Run
 from posttrain.config.sections import (
     AboveZero,
     Fraction,
@@ -270,7 +270,7 @@ class Config(Section):
         needs += [
             (f"runs.{name}", ("kto",))
             for name, run in self.runs.items()
-            if isinstance(run, KTO) and run.preferences == "data"
+            if isinstance(run, LabelRun) and run.preferences == "data"
         ]
         for who, wanted in needs:
             if not forms.intersection(wanted):
