@@ -11,7 +11,7 @@ import ast
 import functools
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,24 +154,48 @@ def read_settings(run: Any) -> set[str]:
     return {name for entry in found.values() if not is_user_file(entry) for name in settings_of(entry)}
 
 
-@functools.cache
-def settings_of(entry: str) -> frozenset[str]:
+def settings_of(entry: str) -> Set[str]:
     """The keyword-only parameters of one of our functions, read from its source without importing it."""
+    return _ours(entry).settings.keys()
+
+
+def arguments_for(run: Any, key: str) -> tuple[str, ...]:
+    """What a part that the run chooses by `key` is called with, by the names that the first of ours gives them."""
+    return _ours(next(iter(METHODS[run.method].choices[key].values()))).positional
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A function's parameters: names of the positional ones, how many of them must be given, whether more may follow,
+    and each keyword-only one with whether it has a default."""
+
+    positional: tuple[str, ...]
+    least: int
+    more: bool
+    settings: dict[str, bool]
+
+    @classmethod
+    def of(cls, source: str, name: str) -> Signature | None:
+        """That of function `name` in a module's source; None where there is none.
+
+        Raises SyntaxError for what is no Python.
+        """
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef) and node.name == name:
+                given = node.args
+                positional = tuple(argument.arg for argument in (*given.posonlyargs, *given.args))
+                pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+                settings = {argument.arg: default is not None for argument, default in pairs}
+                return cls(positional, len(positional) - len(given.defaults), given.vararg is not None, settings)
+        return None
+
+
+@functools.cache
+def _ours(entry: str) -> Signature:
     module, _, name = entry.partition(":")
     path = _PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return frozenset(keyword_only(path.read_text(encoding="utf-8"), name) or ())
-
-
-def keyword_only(source: str, name: str) -> dict[str, bool] | None:
-    """The keyword-only parameters of function `name` in a module's source, each with whether it has a default.
-
-    None where there is no such function. Raises SyntaxError for what is no Python.
-    """
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            pairs = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
-            return {argument.arg: default is not None for argument, default in pairs}
-    return None
+    found = Signature.of(path.read_text(encoding="utf-8"), name)
+    return found or Signature((), 0, False, {})
 
 
 def resolve(entry: str) -> Callable[..., Any]:
