@@ -164,8 +164,8 @@ class OnlineJob(Job):
         cut = torch.tensor([sample.finish == "length" for sample in samples], device=device)
         scores -= self.settings.truncated_penalty * cut
         longest = self.settings.max_new_tokens
-        buffer = round(self.settings.overlong_buffer * longest)
-        if buffer > 0:
+        if self.settings.overlong_buffer > 0:
+            buffer = max(1, round(self.settings.overlong_buffer * longest))
             lengths = torch.tensor([len(sample.completion_ids) for sample in samples], device=device)
             scores += self.settings.overlong_penalty * overlong_penalty(lengths, longest=longest, buffer=buffer)
         return scores

@@ -137,6 +137,14 @@ def test_long_samples_pay(world, tmp_path):
     assert paid.tolist() == pytest.approx(wanted, abs=1e-5)
 
 
+def test_a_share_of_less_than_a_token_is_one(world, tmp_path):
+    job = plain_job("dapo", world, tmp_path, overlong_buffer=0.05)
+    samples, _ = job.collect(1)
+    paid = torch.tensor([sample.reward for sample in samples]) - job.scores(samples, torch.device("cpu"))
+    assert paid.tolist() == pytest.approx([float(len(sample.completion_ids) == 6) for sample in samples], abs=1e-5)
+    assert paid.max() > 0
+
+
 def test_the_generators_log_probs_serve_once_they_are_the_trainers(world, tmp_path, monkeypatch):
     job = plain_job("grpo", world, tmp_path)
     passes = []
