@@ -1,6 +1,6 @@
 """The table, the JSON file, and the README's table: `python -m bench.report` writes it from results.json.
 
-`python -m bench.report build/bench/bench.json` takes another run's figures into results.json first.
+`python -m bench.report build/bench/bench.json` first takes a run's rows into results.json, in place of earlier ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from bench.work import ROWS
 
 HEADS = (
     "row", "ours\ntokens/CPU-s", "TRL\ntokens/CPU-s", "floor\ntokens/CPU-s",
@@ -93,31 +95,39 @@ def processor() -> str:
     return platform.processor()
 
 
-def markdown(content: dict[str, Any]) -> str:
-    """The README's table, with what was measured where."""
-    rows, options = content["rows"], content["options"]
+def markdown(rows: Sequence[dict[str, Any]]) -> str:
+    """The README's table, with when and where it was measured."""
     heads = [head.replace("\n", "<br>") for head in HEADS]
     lines = [heads, ["---", *["---:"] * (len(HEADS) - 2), "---"], *map(cells, rows)]
     rate = max(row["matmul_rate"] for row in rows) / 1e9
-    where = f"{content['date'][:10]}, {content['processor']}, one thread, rounds of each row: {options['rounds']}"
+    where = ", ".join(sorted({f"{row['date'][:10]}, {row['processor']}" for row in rows}))
+    rounds = ", ".join(sorted({str(row["rounds"]) for row in rows}))
     body = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"{where}. Matrix products reach {rate:.0f} GFLOP/s in float32.\n\n{body}"
+    return f"{where}; rounds of a row: {rounds}. Matrix products reach {rate:.0f} GFLOP/s in float32.\n\n{body}"
 
 
-def readme(text: str, content: dict[str, Any]) -> str:
-    """The README with the table of `content` in the place of its own."""
+def readme(text: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The README with the table of `rows` in the place of its own."""
     before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-    return f"{before}{BEGIN}{markdown(content)}{END}{after}"
+    return f"{before}{BEGIN}{markdown(rows)}{END}{after}"
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Takes a run's figures in where one is named, and writes the README's table."""
-    if arguments:
-        content = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-        del content["rounds"]
-        RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    content = json.loads(RESULTS.read_text(encoding="utf-8"))
-    README.write_text(readme(README.read_text(encoding="utf-8"), content), encoding="utf-8")
+def committed() -> list[dict[str, Any]]:
+    """The rows of results.json."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    return found
+
+
+def main(runs: Sequence[str]) -> None:
+    """Takes in the rows of the runs named, and writes the README's table."""
+    rows = {row["row"]: row for row in committed()}
+    for run in runs:
+        content = json.loads(Path(run).read_text(encoding="utf-8"))
+        facts = {"date": content["date"], "processor": content["processor"], "rounds": content["options"]["rounds"]}
+        rows |= {row["row"]: {**row, **facts} for row in content["rows"]}
+    ordered = [rows[work.name] for work in ROWS if work.name in rows]
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    README.write_text(readme(README.read_text(encoding="utf-8"), ordered), encoding="utf-8")
 
 
 if __name__ == "__main__":
