@@ -1,8 +1,8 @@
 """The results in README.md, from the files that `compare` made: `python docs/results/table.py` prints them.
 
-`--write` puts them between the markers of README.md. docs/results/summary.csv is that of the default experiment. Where
-they are there, docs/results/seeds.csv is that of configs/seeds.yaml, and hacking.csv the summary.csv of
-configs/hacking.yaml.
+`--write` puts them between the markers of README.md. docs/results/summary.csv is that of config.yaml. Where they are
+there, docs/results/seeds.csv is that of configs/seeds.yaml (seeds_runs.csv is its summary.csv), and hacking.csv the
+summary.csv of configs/hacking.yaml.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def results(folder: Path = HERE) -> str:
     ]
     if (folder / "seeds.csv").exists():
         parts += [
-            "The same methods trained with several seeds: the mean over the seeds, in brackets its 95 % interval "
+            "Methods trained with several seeds each: the mean over the seeds, in brackets its 95 % interval "
             "(Student's t) over trainings; then in how many seeds the paired interval over prompts lies above 0.",
             "\n".join(_seeds_table(_read(folder / "seeds.csv"))),
         ]

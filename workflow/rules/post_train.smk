@@ -12,6 +12,7 @@ rule post_train:
         LOGS / "post_train" / "{run}.log",
     wildcard_constraints:
         run=any_of(RUNS),
+    priority: 1
     container:
         IMAGE_FILE
     threads: THREADS("post_train")

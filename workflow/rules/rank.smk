@@ -8,6 +8,7 @@ rule rank:
         manifest=RESULTS / "preferences" / "manifest.json",
     log:
         LOGS / "rank.log",
+    priority: 2
     container:
         IMAGE_FILE
     threads: THREADS("rank")

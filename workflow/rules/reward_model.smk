@@ -8,6 +8,7 @@ rule reward_model:
         manifest=RESULTS / "reward_model" / "manifest.json",
     log:
         LOGS / "reward_model.log",
+    priority: 3
     container:
         IMAGE_FILE
     threads: THREADS("reward_model")

@@ -8,6 +8,7 @@ rule sample:
         manifest=RESULTS / "samples" / "manifest.json",
     log:
         LOGS / "sample.log",
+    priority: 2
     container:
         IMAGE_FILE
     threads: THREADS("sample")
