@@ -1,7 +1,7 @@
 """What the committed results say: every seed of every method gains by the judge and is not flagged, the hacked run is.
 
-They are those of `config.yaml`, `configs/seeds.yaml` and `configs/hacking.yaml`; to make them again takes an hour of
-two cores, so the tests read the files. `tests/workflow/test_flags.py` trains.
+They were made by `config.yaml`, `configs/seeds.yaml` and `configs/hacking.yaml`; to make them again takes hours of two
+cores, so the tests read the files. `tests/workflow/test_flags.py` trains.
 """
 
 from __future__ import annotations
@@ -18,13 +18,7 @@ from posttrain.config.schema import Config, Flags
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 DEFAULT = load_config(ROOT / "config.yaml")
-METHODS = load_config(ROOT / "configs" / "methods.yaml")
-SEEDS = load_config(ROOT / "configs" / "seeds.yaml")
-HACKING = load_config(ROOT / "configs" / "hacking.yaml")
-of_seeds = pytest.mark.skipif(
-    not (RESULTS / "seeds_runs.csv").exists(),
-    reason="docs/results has no table of configs/seeds.yaml as it is now: run it, and copy summary.csv and seeds.csv",
-)
+METHODS, SEEDS, HACKING = (load_config(ROOT / "configs" / f"{name}.yaml") for name in ("methods", "seeds", "hacking"))
 
 
 def read(name: str) -> dict[str, dict[str, str]]:
@@ -35,9 +29,9 @@ def read(name: str) -> dict[str, dict[str, str]]:
 def test_three_seeds_of_four_methods() -> None:
     runs = {(run.method, run.seed) for run in SEEDS.runs.values()}
     assert runs == {(method, seed) for method in ("dpo", "kto", "ppo", "grpo") for seed in (0, 1, 2)}
+    assert list(read("seeds_runs.csv")) == ["sft", *SEEDS.runs]
 
 
-@of_seeds
 @pytest.mark.parametrize("name", list(SEEDS.runs))
 def test_each_gains_by_the_judge_and_stays_natural(name: str) -> None:
     rows = read("seeds_runs.csv")
@@ -47,6 +41,27 @@ def test_each_gains_by_the_judge_and_stays_natural(name: str) -> None:
     assert float(run["perplexity"]) <= 1.25 * float(sft["perplexity"])
     assert run["flags"] == "none"
     assert int(run["prompts"]) >= 256
+
+
+@pytest.mark.parametrize("name", list(DEFAULT.runs))
+def test_each_default_run_gains_too(name: str) -> None:
+    rows = read("summary.csv")
+    assert list(rows) == ["sft", *DEFAULT.runs]
+    assert float(rows[name]["judge_gain_low"]) > 0
+    assert float(rows[name]["distinct_2"]) >= 0.9 * float(rows["sft"]["distinct_2"])
+    assert float(rows[name]["perplexity"]) <= 1.25 * float(rows["sft"]["perplexity"])
+    assert int(rows[name]["prompts"]) >= 256
+
+
+def test_the_larger_experiments_differ_in_their_runs_alone() -> None:
+    def shared(config: Config, *left_out: str) -> dict[str, Any]:
+        return config.model_dump(exclude={"experiment", "runs", *left_out})
+
+    assert shared(METHODS) == shared(SEEDS)
+    assert shared(HACKING, "sample", "rank") == shared(METHODS, "sample", "rank")
+    for name, run in SEEDS.runs.items():
+        assert run == METHODS.runs[name.partition("-")[0]].model_copy(update={"seed": run.seed}), name
+    assert HACKING.runs["grpo"] == METHODS.runs["grpo"]
 
 
 def test_the_default_experiment_is_not_flagged_and_the_reckless_run_is() -> None:
@@ -60,39 +75,3 @@ def test_the_thresholds_are_those_of_the_claim() -> None:
     for config in (DEFAULT, METHODS, SEEDS, HACKING):
         flags: Flags = config.flags
         assert (flags.least_distinct_2, flags.most_perplexity) == (0.9, 1.25), config.experiment
-
-
-def shared(config: Config, *left_out: str) -> dict[str, Any]:
-    """Everything but the experiment's name, its runs and the sections left out."""
-    return config.model_dump(exclude={"experiment", "runs", *left_out})
-
-
-def test_the_experiments_differ_in_their_runs_alone() -> None:
-    assert shared(DEFAULT) == shared(METHODS) == shared(SEEDS)
-    assert shared(HACKING, "sample", "rank") == shared(METHODS, "sample", "rank")
-    assert list(DEFAULT.runs) == ["dpo", "ppo"] and list(METHODS.runs) == ["dpo", "kto", "ppo", "grpo"]
-    for name, run in DEFAULT.runs.items():
-        assert run == METHODS.runs[name]
-    for name, run in SEEDS.runs.items():
-        assert run == METHODS.runs[name.partition("-")[0]].model_copy(update={"seed": run.seed}), name
-    assert HACKING.runs["grpo"] == METHODS.runs["grpo"]
-
-
-def test_the_baseline_is_the_same_in_both_tables() -> None:
-    assert read("summary.csv")["sft"] == read("hacking.csv")["sft"]
-
-
-@of_seeds
-def test_the_tables_are_of_the_same_settings() -> None:
-    """A run of seed 0 has the same figures in every experiment that it stands in."""
-
-    def figures(row: dict[str, str]) -> dict[str, str]:
-        return {key: value for key, value in row.items() if key != "run"}
-
-    seeds, summary, hacking = read("seeds_runs.csv"), read("summary.csv"), read("hacking.csv")
-    assert list(seeds) == ["sft", *SEEDS.runs]
-    assert list(summary) == ["sft", *DEFAULT.runs] and list(hacking) == ["sft", *HACKING.runs]
-    assert seeds["sft"] == summary["sft"] == hacking["sft"]
-    for name in DEFAULT.runs:
-        assert figures(summary[name]) == figures(seeds[f"{name}-0"])
-    assert figures(hacking["grpo"]) == figures(seeds["grpo-0"])
