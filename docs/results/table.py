@@ -39,14 +39,15 @@ def results(folder: Path = HERE) -> str:
     ]
     if (folder / "seeds.csv").exists():
         parts += [
-            "The larger experiment of `configs/seeds.yaml`, in which each method is trained with several seeds: the mean "
-            "over the seeds, in brackets its 95 % interval (Student's t) over trainings; then in how many seeds the paired interval over prompts lies above 0.",
+            "The larger experiment of `configs/seeds.yaml`, each method trained with several seeds: the mean over the "
+            "seeds, in brackets its 95 % interval (Student's t) over trainings; then in how many seeds the paired interval "
+            "over prompts lies above 0.",
             "\n".join(_seeds_table(_read(folder / "seeds.csv"))),
         ]
     if (folder / "hacking.csv").exists():
         parts += [
-            "Reward hacking, made on purpose (`configs/hacking.yaml`): no KL penalty, no budget and a high learning rate. "
-            "Flags name the thresholds that a run broke.",
+            "Reward hacking, made on purpose (`configs/hacking.yaml`): no KL penalty, no budget and a high learning "
+            "rate. Flags name the thresholds that a run broke.",
             "\n".join(_runs_table(_read(folder / "hacking.csv"))),
         ]
     return "\n\n".join(parts)
