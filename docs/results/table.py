@@ -40,8 +40,8 @@ def results(folder: Path = HERE) -> str:
     if (folder / "seeds.csv").exists():
         parts += [
             "The larger experiment of `configs/seeds.yaml`, each method trained with several seeds: the mean over the "
-            "seeds, in brackets its 95 % interval (Student's t) over trainings; then in how many seeds the paired interval "
-            "over prompts lies above 0.",
+            "seeds, in brackets its 95 % interval (Student's t) over trainings; then in how many seeds the paired "
+            "interval over prompts lies above 0.",
             "\n".join(_seeds_table(_read(folder / "seeds.csv"))),
         ]
     if (folder / "hacking.csv").exists():
