@@ -185,10 +185,10 @@ class OnlineJob(Job):
         members: dict[int, list[int]] = {}
         for number, group in enumerate(groups):
             members.setdefault(group, []).append(number)
-        found = []
+        together, found = list(members.values()), []
         for epoch in range(self.settings.epochs):
-            shuffled = permutation(len(members), self.context.seed, "step", step, "epoch", epoch)
-            order = [number for i in shuffled for number in list(members.values())[i]]
+            shuffled = permutation(len(together), self.context.seed, "step", step, "epoch", epoch)
+            order = [number for i in shuffled for number in together[i]]
             found += [order[first : first + size] for first in range(0, len(order), size)]
         return found
 
